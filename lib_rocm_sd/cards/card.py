@@ -1,14 +1,18 @@
 """One further card of a team: its replica from the start to the end, what it was given, what it may
 compute, and why not.
 
-It may have a copy of the UNet and one of the VAE's decoder, and a kind of call is of either.
+It may have a copy of the UNet and one of the VAE's decoder, and a kind of call is of either. What
+takes long goes on beside the host's steps, and `look` sees what has become of it: its process
+starts, a module is built and its weights are sent by a thread on a stream of its own, and a first
+result is compared with the host's over there.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ref
@@ -30,6 +34,9 @@ Steps of Stable Diffusion's UNets differ by a tenth of it.
 """
 GIB = 1 << 30
 BUSY = "the other cards are busy"
+SENDING = "its weights are being sent"
+JOIN_S = 5.0
+"""How long a thread that sends weights may take to see that its process has ended."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,67 @@ class _Copy:
     facts: list[Fact]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Trial:
-    """A call that both compute: its kind, and what is expected."""
+    """A call that both compute, of this kind."""
 
     kind: Hashable
-    expected: torch.Tensor | None = None
+    expected: bool = False
+    """The host has a result, and it is on its way to be compared."""
+    answer: dict[str, Any] | None = None
+    """What the replica has made."""
+    is_compared: bool = False
+    """It was asked to compare them."""
+
+
+class _Sending:
+    """A module and its weights on their way to `replica`, by a thread; `copy` once they are there.
+
+    `places`: the tensors that it lacks; None where it lacks the module too.
+    """
+
+    def __init__(
+        self, replica: Replica, subject: Subject, places: Sequence[int] | None, home: torch.device
+    ) -> None:
+        self._replica, self._part, self._places = replica, subject.part, places
+        self._tensors = subject.tensors()
+        self.copy = _Copy(
+            ref(subject.module), subject.blueprint, subject.manner, list(subject.facts)
+        )
+        self.sent_bytes = 0
+        self.error: Exception | None = None
+        self._stream: Any = nullcontext()
+        if home.type == "cuda":
+            stream = torch.cuda.Stream(home)
+            stream.wait_stream(torch.cuda.current_stream(home))  # what is computed of them is first
+            self._stream = torch.cuda.stream(stream)
+        self._thread = threading.Thread(target=self._send, name="rocm_sd weights", daemon=True)
+        self._thread.start()
+
+    @property
+    def part(self) -> str:
+        return self._part
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for its end, after that of the process."""
+        self._thread.join(JOIN_S)
+
+    def _send(self) -> None:
+        places, tensors = self._places, self._tensors
+        try:
+            with self._stream, torch.no_grad():
+                if places is None:
+                    places = range(len(tensors))
+                    self._replica.build(self.copy.blueprint, self.copy.manner, self._part)
+                self.sent_bytes = self._replica.fill(tensors, places, self._part)
+        except Exception as error:
+            self.error = error
+        finally:
+            self._tensors = []
 
 
 class NotDividedError(Exception):
@@ -55,10 +117,12 @@ class NotDividedError(Exception):
 
 
 class Card:
-    """On `device`. Nothing here raises what its replica raises: it becomes `reason`."""
+    """On `device`, for a host on `home`. Nothing here raises what its replica raises: it becomes
+    `reason`.
+    """
 
-    def __init__(self, device: torch.device, start: Start) -> None:
-        self.device, self._start = device, start
+    def __init__(self, device: torch.device, start: Start, home: torch.device) -> None:
+        self.device, self._start, self._home = device, start, home
         self.reason = ""
         """Why it computes nothing; empty where it may."""
         self.sent_bytes = 0
@@ -70,6 +134,7 @@ class Card:
         self._passed: set[Hashable] = set()
         self._barred: dict[Hashable, str] = {}
         self._trial: _Trial | None = None
+        self._sending: _Sending | None = None
         self._starts = 0
         self._opening = False
 
@@ -87,13 +152,14 @@ class Card:
     def close(self) -> None:
         """Give its memory back."""
         replica, self._replica = self._replica, None
+        sending, self._sending = self._sending, None
         self._trial = None
         self._copies.clear()
         self._without.clear()
         self._passed.clear()
         self._barred.clear()
         if replica is not None:
-            replica.close()
+            replica.close(sending.join if sending else lambda: None)
 
     @property
     def pid(self) -> int:
@@ -102,13 +168,15 @@ class Card:
     @property
     def is_there(self) -> bool:
         """Whether its process has answered, and is free."""
-        replica = self._replica
-        return replica is not None and not self._opening and not replica.waits_for
+        busy = self._opening or self._sending or self._trial
+        return self._replica is not None and not busy and not self._replica.waits_for
 
     def has(self, subject: Subject) -> bool:
         """Whether it has this module with its weights as they are."""
         copy = self._copies.get(subject.part)
-        if copy is None or copy.module() is not subject.module or copy.facts != subject.facts:
+        if copy is None or copy.module() is not subject.module or not subject.facts:
+            return False
+        if copy.facts != subject.facts:
             return False
         if copy.blueprint is not subject.blueprint and copy.blueprint == subject.blueprint:
             copy = self._copies[subject.part] = replace(copy, blueprint=subject.blueprint)
@@ -123,6 +191,8 @@ class Card:
         """Others may be in the host's tensors, though it does not show."""
         self._copies = {part: replace(copy, facts=[]) for part, copy in self._copies.items()}
         self._without.clear()
+        if self._sending:
+            self._sending.copy = replace(self._sending.copy, facts=[])
 
     def may(self, kind: Hashable) -> bool:
         """Whether it may compute calls of this kind."""
@@ -131,78 +201,125 @@ class Card:
     def wants_trial(self, kind: Hashable) -> bool:
         """Whether it has to compute one beside the host first."""
         settled = kind in self._passed or kind in self._barred
-        return self.is_there and self._trial is None and not settled
+        return self.is_there and not settled
 
     def why_not(self, kind: Hashable) -> str:
         """Why it does not compute calls of this kind; empty where it does."""
-        why = self.reason or self._without.get(part_of(kind), "") or self._barred.get(kind, "")
+        why = self.why_without(part_of(kind)) or self._barred.get(kind, "")
         if why:
             return why
-        return "" if self.may(kind) else "its first result is compared with this card's"
+        if kind in self._passed:
+            return "" if self.is_there else BUSY
+        return "its first result is compared with this card's"
 
     def look(self) -> None:
-        """See what has come: that it is ready, what a trial gave."""
-        replica = self._replica
-        if replica is None or not replica.waits_for:
+        """See what has come: that it is ready, has its weights, what a trial gave."""
+        replica, sending = self._replica, self._sending
+        if replica is None:
             return
-        trial, limits = self._trial, replica.limits
+        if sending is not None:
+            if sending.is_done:
+                self._sending = None
+                self._sent(sending)
+            return
         try:
-            answer = replica.poll()
-            if answer is None:
-                limit_s = limits.first_call_s if trial else limits.start_s
-                if time.monotonic() - replica.asked > limit_s:
-                    answer = replica.fetch(0.0)
-            if answer is None:
-                return
-            if self._opening:
-                self._opening, self.reason = False, ""
-            elif trial is not None:
-                self._judge(trial, replica.made(answer))
+            if replica.waits_for:
+                answer = self._answer(replica)
+                if answer is None:
+                    return
+                self._answered(answer)
+            if self._trial is not None:
+                self._compare(replica, self._trial)
         except LostError as error:
             self._lost(str(error))
         except FailedError as error:
-            if trial is not None or self._opening:
-                self._failed(error, trial.kind if trial else None)
+            if self._trial is not None or self._opening:
+                self._failed(error, self._trial.kind if self._trial else None)
+
+    def _answer(self, replica: Replica) -> dict[str, Any] | None:
+        """What it has answered; None where it has not. Raises LostError after a limit."""
+        answer = replica.poll()
+        limits = replica.limits
+        limit_s = limits.start_s if self._opening else limits.call_s
+        if self._trial is not None:
+            limit_s = limits.first_call_s
+        if answer is None and time.monotonic() - replica.asked > limit_s:
+            return replica.fetch(0.0)
+        return answer
+
+    def _answered(self, answer: dict[str, Any]) -> None:
+        """Drops an answer that nobody has fetched, since the host's own part came to nothing."""
+        trial = self._trial
+        if self._opening:
+            self._opening, self.reason = False, ""
+        elif trial is not None and trial.is_compared:
+            self._trial = None
+            if not answer["why"]:
+                self._passed.add(trial.kind)
+            elif not answer["again"]:
+                self._barred[trial.kind] = answer["why"]
+        elif trial is not None:
+            trial.answer = answer
+
+    def _compare(self, replica: Replica, trial: _Trial) -> None:
+        """Ask for it once both results are there."""
+        if not trial.expected:  # the host's own call failed
+            self._trial = None
+        elif trial.answer is not None and replica.has_expected():
+            most = MOST_ERRORS.get(self._dtype(part_of(trial.kind)), 0.01)
+            replica.compare(trial.answer, most)
+            trial.answer, trial.is_compared = None, True
 
     def without(self, part: str) -> str:
         """Why it can have no copy of this part; empty where it may."""
         return self._without.get(part, "")
 
+    def why_without(self, part: str) -> str:
+        """Why it has none of this part now; empty where nothing speaks against it."""
+        return self.reason or (SENDING if self._sending else "") or self.without(part)
+
     def give(self, subject: Subject) -> None:
-        """Send it what it lacks of this module and its weights."""
+        """Begin to send it what it lacks of this module and its weights; once it has them, it
+        `has` the subject. Returns at once.
+        """
         replica, part = self._replica, subject.part
         assert replica is not None
         copy = self._copies.pop(part, None)
         self._passed = {kind for kind in self._passed if part_of(kind) != part}
+        places: list[int] | None = None
+        if (
+            copy is not None
+            and copy.module() is subject.module
+            and (copy.manner, copy.blueprint) == (subject.manner, subject.blueprint)
+        ):
+            known = dict(enumerate(copy.facts))
+            places = [n for n, fact in enumerate(subject.facts) if known.get(n) != fact]
+        else:
+            self._barred = {k: why for k, why in self._barred.items() if part_of(k) != part}
         try:
-            tensors = subject.tensors()
-            same = (
-                copy is not None
-                and copy.module() is subject.module
-                and (copy.manner, copy.blueprint) == (subject.manner, subject.blueprint)
-            )
-            places = range(len(tensors))
-            if copy is not None and same and len(copy.facts) == len(subject.facts):
-                pairs = enumerate(zip(copy.facts, subject.facts, strict=True))
-                places = [place for place, (old, new) in pairs if old != new]  # type: ignore[assignment]
-            else:
-                self._barred = {k: why for k, why in self._barred.items() if part_of(k) != part}
-                if copy is None:
-                    _check_room(replica, part, tensors)
-                replica.build(subject.blueprint, subject.manner, part)
-            self.sent_bytes += replica.fill(tensors, places, part)
-            self._copies[part] = _Copy(
-                ref(subject.module), subject.blueprint, subject.manner, list(subject.facts)
-            )
-        except LostError as error:
-            self._lost(str(error))
+            if copy is None:
+                _check_room(replica, part, subject.tensors())
+            self._sending = _Sending(replica, subject, places, self._home)
         except FailedError as error:
-            why = "out of memory" if error.memory else str(error)
-            if part == UNET:
-                self._starts = MOST_STARTS
-                self._lost(why)
-            else:
-                self._without[part] = why
+            self._cannot_have(part, str(error))
+
+    def _sent(self, sending: _Sending) -> None:
+        """What a thread sent is there, or came to nothing."""
+        error = sending.error
+        self.sent_bytes += sending.sent_bytes
+        if error is None:
+            self._copies[sending.part] = sending.copy
+        elif isinstance(error, FailedError):
+            self._cannot_have(sending.part, "out of memory" if error.memory else str(error))
+        else:
+            self._lost(str(error) if isinstance(error, LostError) else f"{error!r}")
+
+    def _cannot_have(self, part: str, why: str) -> None:
+        if part == UNET:
+            self._starts = MOST_STARTS
+            self._lost(why)
+        else:
+            self._without[part] = why
 
     def try_(
         self,
@@ -219,8 +336,14 @@ class Card:
 
     def expect(self, expected: torch.Tensor) -> None:
         """What the call on trial has to give."""
-        if self._trial is not None:
-            self._trial = _Trial(self._trial.kind, expected.clone())
+        if self._trial is None or self._replica is None:
+            return
+        try:
+            self._replica.expect(expected)
+        except ValueError as error:
+            self._barred[self._trial.kind] = str(error)
+        else:
+            self._trial.expected = True
 
     def begin(
         self,
@@ -280,28 +403,6 @@ class Card:
         """Let it compute no more calls of this kind."""
         self._barred[kind] = reason
 
-    def drain(self) -> None:
-        """Wait for a call whose result nobody fetched, because the host's own part failed."""
-        replica = self._replica
-        if replica is None or self._opening or self._trial is not None or not replica.waits_for:
-            return
-        try:
-            replica.fetch(replica.limits.call_s)
-        except LostError as error:
-            self._lost(str(error))
-        except FailedError:
-            return
-
-    def _judge(self, trial: _Trial, result: Made) -> None:
-        self._trial = None
-        if trial.expected is None:  # the host's own call failed
-            return
-        why = _difference(result.tensor, trial.expected, self._dtype(part_of(trial.kind)))
-        if why:
-            self._barred[trial.kind] = why
-        else:
-            self._passed.add(trial.kind)
-
     def _dtype(self, part: str) -> torch.dtype:
         copy = self._copies.get(part)
         module = None if copy is None else copy.module()
@@ -349,7 +450,6 @@ class Work:
         """See what has come of what the cards were asked."""
         for member in self.members:
             member.look()
-            member.drain()
 
 
 def part_of(kind: Hashable) -> str:
@@ -359,7 +459,7 @@ def part_of(kind: Hashable) -> str:
 
 def missing(members: Sequence[Card], part: str = UNET) -> str:
     """Why none of them can compute anything of this part now."""
-    reasons = ((member.device, member.reason or member.without(part)) for member in members)
+    reasons = ((member.device, member.why_without(part)) for member in members)
     return "; ".join(f"{device}: {why}" for device, why in reasons if why) or BUSY
 
 
@@ -370,20 +470,3 @@ def _check_room(replica: Replica, part: str, tensors: Sequence[torch.Tensor]) ->
         raise FailedError(
             f"the {part} takes {size / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free there"
         )
-
-
-def _difference(result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> str:
-    """Why a result is not what it should be; empty where it is."""
-    if result.shape != expected.shape or result.dtype != expected.dtype:
-        return f"it makes {list(result.shape)} of {result.dtype}, not {list(expected.shape)}"
-    there, here = result.double(), expected.double().cpu()
-    finite = here.isfinite()
-    if not torch.equal(finite, there.isfinite()):
-        return "its first result has other places that are not finite"
-    there, here = there[finite], here[finite]
-    scale = float(here.square().mean().sqrt()) if here.numel() else 0.0
-    error = float((there - here).square().mean().sqrt()) if here.numel() else 0.0
-    most = MOST_ERRORS.get(dtype, 0.01)
-    if error <= most * max(scale, 1e-6):
-        return ""
-    return f"its first result differs from this card's by {error / max(scale, 1e-6):.2g} (rms)"

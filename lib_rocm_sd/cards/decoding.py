@@ -62,7 +62,7 @@ class Decoding(Work):
 
     def __init__(self, home: torch.device, members: Sequence[Card]) -> None:
         # A generation has few decodes, and many steps.
-        super().__init__(home, members, Shares(warm=1, measured=1))
+        super().__init__(home, members, Shares(warm=1))
         self._board: Shared | None = None
         self._number = -1
         """Number of the board: a name may come again."""
@@ -94,9 +94,11 @@ class Decoding(Work):
         `plan`: how one card would make it. `subject`: the module that `program` is of.
         """
         image = request.image
+        self._look()
         try:
             links = program.chain_of(image)
-            self._prepare(subject, image, links, lambda: self._fits(program, request, plan))
+            self._check(subject, image, links, lambda: self._fits(program, request, plan))
+            why = self._send(subject)
         except NotDividedError as reason:
             self.leave(str(reason))
             return alone()
@@ -117,7 +119,7 @@ class Decoding(Work):
             empty_cache(self.home)
             return alone()
         picture = self._whole(kind, subject, image, alone)
-        self.why = self.failures(kind) or self.shares.alone(kind, rows)
+        self.why = why or self.failures(kind) or self.shares.alone(kind, rows)
         return picture
 
     def _again(self, kind: Kind, request: Request, alone: Alone) -> torch.Tensor:
@@ -130,11 +132,10 @@ class Decoding(Work):
             request.session.report.event(f"one card makes the VAE's pictures: {self.why}")
         return picture
 
-    def _prepare(
+    def _check(
         self, subject: Subject, image: torch.Tensor, links: Chain, fits: Callable[[], bool]
     ) -> None:
         """Raises NotDividedError."""
-        self._look()
         pixels = image.shape[2] * image.shape[3]
         if not len(image) or pixels < LEAST_PIXELS or units(links) < LEAST_UNITS:
             raise NotDividedError(SMALL)
@@ -149,7 +150,6 @@ class Decoding(Work):
             raise NotDividedError("; ".join(subject.reasons[:MOST_REASONS]))
         if not fits():
             raise NotDividedError(BANDED)
-        self._send(subject)
 
     def _fits(self, program: TogetherProgram, request: Request, plan: BandPlan) -> bool:
         """Whether this card's part, of equal ones, is within what one card may take."""
@@ -162,8 +162,10 @@ class Decoding(Work):
         whole = program.whole_bytes(request.image, session)
         return PEAK_SHARE * whole / (1 + len(self.members)) <= limit
 
-    def _send(self, subject: Subject) -> None:
-        """See that the replicas have these weights; once in a generation they may be sent."""
+    def _send(self, subject: Subject) -> str:
+        """Have these weights sent to replicas without them, once in a generation. Why none has
+        them; empty where some do. Raises NotDividedError.
+        """
         there = [m for m in self.members if m.is_there and not m.without(DECODER)]
         lacking = [member for member in there if not member.has(subject)]
         if any(member in self._sent for member in lacking):
@@ -171,8 +173,8 @@ class Decoding(Work):
         for member in lacking:
             self._sent.append(member)
             member.give(subject)
-        if not any(member.has(subject) for member in there):
-            raise NotDividedError(missing(self.members, DECODER))
+        has = any(member.has(subject) for member in self.members)
+        return "" if has else missing(self.members, DECODER)
 
     def _whole(
         self, kind: Kind, subject: Subject, image: torch.Tensor, alone: Alone
@@ -290,4 +292,4 @@ def _row_bytes(image: torch.Tensor) -> int:
 
 def _compared_rows(image: torch.Tensor) -> int:
     """Rows of a picture that are compared: all, unless they are more than may be sent back."""
-    return min(8 * image.shape[2], SHARED_BYTES // 2 // _row_bytes(image))
+    return min(8 * image.shape[2], SHARED_BYTES // 3 // _row_bytes(image))

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, cast
@@ -203,7 +203,9 @@ class Replica:
         self._shared = Shared(size)
         self.asked = time.monotonic()
         """When it was asked for something last."""
-        self._number = self._out = 0
+        self._number = self._out = self._after = 0
+        self._expected: torch.Tensor | None = None
+        self._copied: Any = None
         self.waits_for = ""
         """What it was asked and has not answered; empty where it is free."""
         self.free_bytes: int | None = None
@@ -286,14 +288,36 @@ class Replica:
         for name, tensor in tensors.items():
             place = self._shared.tensor(offset, tensor.shape, tensor.dtype)
             place.copy_(tensor, non_blocking=True)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            inputs.append([name, dtype, list(tensor.shape), offset])
+            inputs.append([name, *_described(tensor), offset])
             offset += room(tensor)
         if offset + out_bytes > self._shared.size:
             raise ValueError(f"a call takes more than the {self._shared.size >> 20} MiB shared")
         settle(self._home)
-        self._out = offset
+        self._out, self._after = offset, offset + aligned(out_bytes)
         self._ask("call", inputs=inputs, out=offset, **more)
+
+    def expect(self, expected: torch.Tensor) -> None:
+        """Begin to copy what the call that was begun has to give to where `compare` finds it.
+        ValueError where it does not fit into shared memory.
+        """
+        self._expected = self._shared.tensor(self._after, expected.shape, expected.dtype)
+        self._expected.copy_(expected, non_blocking=True)
+        if self._home.type == "cuda":
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(self._home))
+
+    def has_expected(self) -> bool:
+        """Whether the copy is there."""
+        return self._copied is None or self._copied.query()
+
+    def compare(self, answer: Mapping[str, Any], most: float) -> None:
+        """Ask how far the result of a call, by its answer, is from what was expected: its own
+        answer says `why` where that is more than `most`, and whether it is worth `again`.
+        """
+        assert self._expected is not None
+        expected = [self._after, *_described(self._expected)]
+        result = [self._out, answer["dtype"], answer["shape"]]
+        self._ask("compare", result=result, expected=expected, most=most)
 
     def arrived(self, limit_s: float) -> None:
         """Wait until it has written its part of an exchange. Raises as `fetch`, and FailedError
@@ -325,9 +349,12 @@ class Replica:
         dtype = getattr(torch, answer["dtype"])
         return Made(self._shared.tensor(self._out, answer["shape"], dtype), float(answer["ms"]))
 
-    def close(self) -> None:
-        """Give its card's memory back; returns at once."""
+    def close(self, wait: Callable[[], None] = lambda: None) -> None:
+        """Give its card's memory back. `wait()`: until nobody uses what is shared with a process
+        that ends.
+        """
         self._link.end()
+        wait()
         if self._shared.is_pinned:
             with suppress(RuntimeError):
                 settle(self._home)  # a result may still be on its way out of it
@@ -349,6 +376,11 @@ class Replica:
             raise FailedError(str(answer["reason"]), bool(answer["memory"]))
         self.free_bytes = answer.get("free", self.free_bytes)
         return answer
+
+
+def _described(tensor: torch.Tensor) -> tuple[str, list[int]]:
+    """For a message: its dtype and shape."""
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
 
 
 def kind_of(device: torch.device) -> list[str]:

@@ -20,6 +20,7 @@ Part = tuple[int, int]
 WARM = 2
 """Calls of a way that are not counted: they compile, choose and record."""
 MEASURED = 2
+"""Calls of a way that are, before it is compared; one of them where one card computes all."""
 MOST_WAYS = 4
 MOST_WAIT = 2.0
 """A call that took longer than so many times what calls of its way take counts as that: a live
@@ -112,7 +113,8 @@ class Shares:
                 record.speeds[card] = _smooth(record.speeds.get(card), rows / own_ms)
 
     def _is_measured(self, record: Kind, way: Way) -> bool:
-        return record.calls.get(way, 0) >= self.warm + self.measured
+        measured = self.measured if any(way[1:]) else 1
+        return record.calls.get(way, 0) >= self.warm + measured
 
 
 def divide(count: int, speeds: Sequence[float], least: Sequence[int]) -> Way:
@@ -167,12 +169,14 @@ class Clock:
         self._home = home
         self._pending: list[tuple[Hashable, Way, list[Any], dict[int, float]]] = []
         self._each: dict[int, float] = {}
-        self._now: tuple[Hashable, Way] = ((), ())
+        self._kind: Hashable = ()
+        self.way: Way = ()
+        """Of the call that is timed; another where it turned out so."""
         self._marks: list[Any] = []
 
     def of(self, kind: Hashable, way: Way) -> Clock:
         """To be entered around a call. One that raises is not counted."""
-        self._now, self._each, self._marks = (kind, way), {}, []
+        self._kind, self.way, self._each, self._marks = kind, way, {}, []
         return self
 
     def took(self, card: int, ms: float) -> None:
@@ -195,7 +199,7 @@ class Clock:
     def __exit__(self, kind: object, *_: object) -> None:
         self._mark()
         if kind is None:
-            self._pending.append((*self._now, self._marks, self._each))
+            self._pending.append((self._kind, self.way, self._marks, self._each))
             self._settle()
 
     def _mark(self) -> None:

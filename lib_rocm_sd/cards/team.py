@@ -64,7 +64,7 @@ class Team(Work):
     """
 
     def __init__(self, home: torch.device, devices: Sequence[torch.device], start: Start) -> None:
-        super().__init__(home, [Card(device, start) for device in devices], Shares())
+        super().__init__(home, [Card(device, start, home) for device in devices], Shares())
         self._first: ref[nn.Module] | None = None
         self.decoding = Decoding(home, self.members)
         """The VAE's pictures, by the same cards."""
@@ -105,27 +105,39 @@ class Team(Work):
         them those of this call, or says why they cannot be.
         """
         begins, self._begins = self._begins, False
-        try:
-            self._prepare(subject, call, begins, ready)
-        except NotDividedError as reason:
-            self.leave(str(reason))
+        self._look()
+        why = NOTHING_TO_SPLIT if call.rows < 2 else ""
+        if why or is_recording(self.home):
+            self.leave(why or "somebody records this call")
             return theirs(**call.given)
-        usable = [True, *(member.may(call.kind) for member in self.members)]
-        way = self.shares.way(call.kind, call.rows, usable)
-        if sum(map(bool, way)) > 1:
-            return self._divided(call, way, theirs)
-        self.way = way
-        return self._whole(call, way, usable, theirs)
+        usable = [not begins and m.has(subject) and m.may(call.kind) for m in self.members]
+        way = self.shares.way(call.kind, call.rows, [True, *usable])
+        with self._clock.of(call.kind, way) as clock:
+            # Looking takes as long as a tenth of their part. What they make of weights that turn
+            # out to be no longer the subject's is dropped.
+            asked = self._ask(call, way)
+            try:
+                self._prepare(subject, begins, ready, [member for member, _, _ in asked])
+            except NotDividedError as reason:
+                why = str(reason)
+            if asked and not why and all(member.has(subject) for member, _, _ in asked):
+                return self._divided(call, way, asked, theirs)
+            clock.way = (call.rows, *[0] * len(self.members))
+            return self._whole(call, subject, why, theirs)
+
+    def _ask(self, call: Call, way: Way) -> list[tuple[Card, int, int]]:
+        """Begin the others' parts: who has begun which rows."""
+        asked = []
+        for member, (first, last) in zip(self.members, parts(way)[1:], strict=True):
+            out_bytes = _out_bytes(call, last - first)
+            if last > first and member.begin(call.kind, call.part(first, last), out_bytes):
+                asked.append((member, first, last))
+        return asked
 
     def _prepare(
-        self, subject: Subject, call: Call, begins: bool, ready: Callable[[], str]
+        self, subject: Subject, begins: bool, ready: Callable[[], str], asked: Sequence[Card]
     ) -> None:
         """Raises NotDividedError."""
-        self._look()
-        if call.rows < 2:
-            raise NotDividedError(NOTHING_TO_SPLIT)
-        if is_recording(self.home):
-            raise NotDividedError("somebody records this call")
         if not subject.leaves:
             subject.look()
         why = ready()
@@ -135,72 +147,69 @@ class Team(Work):
             raise NotDividedError(why)
         if self._first is None:
             self._first = ref(subject.module)
-        there = [member for member in self.members if member.is_there]
-        if not there:
-            raise NotDividedError(missing(self.members))
-        self._send(subject, there, begins)
-
-    def _send(self, subject: Subject, there: Sequence[Card], begins: bool) -> None:
-        """See that the replicas have these weights; once in a generation they may be sent."""
-        lacking = [member for member in there if not member.has(subject)]
-        if not lacking:
-            return
-        if begins:  # the first step lays weights anew and applies networks
+        lacking = [m for m in self.members if not m.has(subject)]
+        answering = [member for member in lacking if member.is_there or member in asked]
+        if answering and begins:  # the first step lays weights anew and applies networks
             raise NotDividedError(FIRST)
+        if answering:
+            self._send(subject, answering)
+        if lacking == self.members:
+            raise NotDividedError(missing(self.members))
+
+    def _send(self, subject: Subject, members: Sequence[Card]) -> None:
+        """Have these weights sent; once in a generation they may be."""
         if self._first is None or self._first() is not subject.module:
             raise NotDividedError(ANOTHER)
-        behind = [member for member in lacking if member.had(subject)]
-        if self._sent and behind:
+        if self._sent and any(member.had(subject) for member in members):
             raise NotDividedError(AMID)
-        self._sent = True
-        for member in lacking:
-            member.give(subject)
+        for member in members:
+            if member.is_there:
+                self._sent = True
+                member.give(subject)
 
-    def _whole(self, call: Call, way: Way, usable: list[bool], theirs: Theirs) -> torch.Tensor:
+    def _whole(self, call: Call, subject: Subject, why: str, theirs: Theirs) -> torch.Tensor:
         """By one's own card. Those that are new to this kind of call compute a part beside it."""
-        trying = [m.wants_trial(call.kind) for m in self.members]
-        able = [True, *(a or b for a, b in zip(trying, usable[1:], strict=True))]
-        others = parts(self.shares.divided(call.kind, call.rows, able))[1:]
+        kind = call.kind
+        trying = [not why and m.wants_trial(kind) and m.has(subject) for m in self.members]
+        able = [True, *(a or m.may(kind) for a, m in zip(trying, self.members, strict=True))]
+        others = parts(self.shares.divided(kind, call.rows, able))[1:]
         trials = []
         for member, wants, (first, last) in zip(self.members, trying, others, strict=True):
             if (
                 wants
                 and last > first
-                and member.try_(call.kind, call.part(first, last), _out_bytes(call, last - first))
+                and member.try_(kind, call.part(first, last), _out_bytes(call, last - first))
             ):
                 trials.append((member, first, last))
-        with self._clock.of(call.kind, way):
-            result = theirs(**call.given)
+        result = theirs(**call.given)
         for member, first, last in trials:
             member.expect(result[first:last])
-        self.why = self.failures(call.kind) or self.shares.alone(call.kind, call.rows)
+        self.why = why or self.failures(kind) or self.shares.alone(kind, call.rows)
+        self.way = () if why else (call.rows, *[0] * len(self.members))
         return result
 
-    def _divided(self, call: Call, way: Way, theirs: Theirs) -> torch.Tensor:
+    def _divided(
+        self, call: Call, way: Way, asked: Sequence[tuple[Card, int, int]], theirs: Theirs
+    ) -> torch.Tensor:
+        """With what `asked` compute; the rows of others come to nothing, and are made here."""
         self.way, self.why = way, ""
-        (_, mine), *others = parts(way)
-        begun: list[tuple[Card, int, int]] = []
-        left: list[tuple[int, int]] = []
-        with self._clock.of(call.kind, way) as clock:
-            for member, (first, last) in zip(self.members, others, strict=True):
-                if last == first:
-                    continue
-                if member.begin(call.kind, call.part(first, last), _out_bytes(call, last - first)):
-                    begun.append((member, first, last))
-                else:
-                    left.append((first, last))
-            clock.own_begins()
-            own = theirs(**call.part(0, mine))
-            clock.own_is_done()
-            whole = own.new_empty((call.rows, *own.shape[1:]))
-            whole[: len(own)] = own
-            for member, first, last in begun:
-                if not self._fetched(member, call, whole[first:last], clock):
-                    left.append((first, last))
-            for first, last in left:
+        begun = {first: (member, last) for member, first, last in asked}
+        clock = self._clock
+        clock.own_begins()
+        own = theirs(**call.part(0, way[0]))
+        clock.own_is_done()
+        whole = own.new_empty((call.rows, *own.shape[1:]))
+        whole[: len(own)] = own
+        is_whole = True
+        for first, last in parts(way)[1:]:
+            member = begun[first][0] if first in begun and last > first else None
+            if last > first and not (
+                member is not None and self._fetched(member, call, whole[first:last], clock)
+            ):
                 whole[first:last] = theirs(**call.part(first, last))
-        self.divided += not left
-        if left:
+                is_whole = False
+        self.divided += is_whole
+        if not is_whole:
             self.why = self.failures(call.kind) or "a card gave no result"
         return whole
 

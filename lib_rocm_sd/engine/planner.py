@@ -203,7 +203,7 @@ class Planner:
             key = (op.name, variant.name, config, test, device)
             check = self._checks.get(key)
             if check is None and _in_words(key) in self._trusted:
-                check = self._checks[key] = Check(0.0, op.tolerance(test))
+                continue
             if check is None:
                 if is_recording(device):
                     return ["was not self-tested before the graph capture began"]

@@ -65,7 +65,7 @@ def shared(plan: Path) -> Iterator[Replica]:
         made = Replica(CPU, CPU, Limits(call_s=60.0), size=1 << 20)
         made.fetch(120.0)
         close = made.close
-        patch.setattr(made, "close", lambda: None)
+        patch.setattr(made, "close", lambda wait: wait())
         yield made
         close()
 

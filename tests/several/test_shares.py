@@ -6,7 +6,8 @@ import pytest
 
 from lib_rocm_sd.cards.shares import MEASURED, WARM, Shares, Way, divide
 
-ONCE = WARM + MEASURED
+WHOLE, ONCE = WARM + 1, WARM + MEASURED
+"""Calls of one card, and of several, before they are compared."""
 
 
 @pytest.mark.parametrize(
@@ -41,20 +42,20 @@ def played(shares: Shares, rows: int, ms: dict[int, float], calls: int) -> list[
 
 def test_whole_then_divided_then_the_faster() -> None:
     found = played(Shares(), 2, {0: 10.0, 1: 11.0}, 3 * ONCE)
-    assert found[:ONCE] == [(2, 0)] * ONCE and set(found[ONCE:]) == {(1, 1)}
+    assert found[:WHOLE] == [(2, 0)] * WHOLE and set(found[WHOLE:]) == {(1, 1)}
 
 
 def test_a_slow_card_is_not_used() -> None:
     shares = Shares()
     found = played(shares, 2, {0: 10.0, 1: 50.0}, 4 * ONCE)
-    assert set(found[2 * ONCE :]) == {(2, 0)}
+    assert set(found[WHOLE + ONCE :]) == {(2, 0)}
     assert shares.alone("kind", 2) == "one card takes 20.0 ms, and several take 50.0"
 
 
 def test_a_call_that_records_or_is_held_up_decides_nothing() -> None:
     """The shortest of those measured first counts, and later ones up to twice as long."""
     shares = Shares()
-    played(shares, 2, {0: 30.0, 1: 30.0}, ONCE)
+    played(shares, 2, {0: 30.0, 1: 30.0}, WHOLE)
     for ms in (*[1000.0] * WARM, *[200.0] * (MEASURED - 1), 40.0):
         assert shares.way("kind", 2, [True, True]) == (1, 1)
         shares.took("kind", (1, 1), ms)
@@ -68,7 +69,7 @@ def test_a_call_that_records_or_is_held_up_decides_nothing() -> None:
 
 def test_unlike_cards_get_their_shares() -> None:
     found = played(Shares(), 8, {0: 10.0, 1: 30.0}, 4 * ONCE)
-    assert found[ONCE] == (4, 4) and found[-1] == (6, 2)
+    assert found[WHOLE] == (4, 4) and found[-1] == (6, 2)
 
 
 def test_a_card_that_is_not_usable() -> None:

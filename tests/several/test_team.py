@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.cards import team as teams
+from lib_rocm_sd.cards.card import SENDING
 from lib_rocm_sd.cards.ranks import LostError
 from lib_rocm_sd.cards.replica import Replica
 from tests.several.help import Played, Teams, inputs, kind_of, near
@@ -34,6 +35,8 @@ def test_sizes_that_are_no_multiples(team: Teams) -> None:
 def test_a_first_result_is_compared(team: Teams) -> None:
     team.call()
     assert team.team.why == teams.FIRST
+    team.call()
+    assert team.team.why == f"cpu: {SENDING}" and team.member.has(team.subject)
     team.call()
     assert team.member.may(kind_of()) and not team.member.may(kind_of(3))
     assert team.member.sent_bytes == sum(
@@ -245,6 +248,7 @@ def test_a_failure_of_ones_own_part(team: Teams, plan: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         team.unet(**inputs())
     team.stand_in.theirs = theirs  # type: ignore[method-assign]
+    team.wait()
     made = team.call(seed=5)
     assert near(made, team.alone(seed=5)) and not team.team.why
 
@@ -258,6 +262,7 @@ def test_an_error_of_ones_own_part_is_the_hosts(team: Teams, monkeypatch: Any) -
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="theirs"):
         patch.setattr(team.stand_in, "theirs", fail)
         team.unet(**inputs())
+    team.wait()
     assert near(team.call(), team.alone()) and not team.team.why
 
 
