@@ -63,7 +63,7 @@ class Painter(Client):
         found: list[dict[str, Any]] = []
         for _ in range(pictures):
             pixels, said, seconds = self.paint(case, steps, args)
-            (sampled,) = self.ask("probe/take")
+            (sampled,) = (each for each in self.ask("probe/take") if each["kind"] == "sample")
             found.append(
                 {
                     "it_s": steps / sampled["s"],

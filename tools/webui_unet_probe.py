@@ -1,4 +1,4 @@
-"""A script of the WebUI's, for tools/webui_unet.py: time and memory of sampling."""
+"""A script of the WebUI's, for tools that measure it: time and memory of sampling and decoding."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from modules import script_callbacks, sd_samplers_kdiffusion
+from modules import processing, script_callbacks, sd_samplers_kdiffusion
 
-seen: list[dict[str, float]] = []
+seen: list[dict[str, Any]] = []
 CUDA = torch.cuda.is_available()
 
 
-def timed(real: Callable[..., Any]) -> Callable[..., Any]:
+def timed(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
     def called(*arguments: Any, **named: Any) -> Any:
         if CUDA:
             torch.cuda.synchronize()
@@ -25,14 +25,14 @@ def timed(real: Callable[..., Any]) -> Callable[..., Any]:
             if CUDA:
                 torch.cuda.synchronize()
             peak = torch.cuda.max_memory_allocated() / 2**20 if CUDA else 0.0
-            seen.append({"s": time.perf_counter() - begin, "peak_mib": peak})
+            seen.append({"kind": kind, "s": time.perf_counter() - begin, "peak_mib": peak})
 
     called.__name__ = "probed"
     return called
 
 
-def take() -> list[dict[str, float]]:
-    """Of each sampling since the last time."""
+def take() -> list[dict[str, Any]]:
+    """Of each sampling and decoding since the last time."""
     found = list(seen)
     seen.clear()
     return found
@@ -44,5 +44,6 @@ def routes(_demo: Any, app: Any) -> None:
 
 SAMPLER = sd_samplers_kdiffusion.KDiffusionSampler
 if SAMPLER.sample.__name__ != "probed":
-    SAMPLER.sample = timed(SAMPLER.sample)
+    SAMPLER.sample = timed("sample", SAMPLER.sample)
+    processing.decode_latent_batch = timed("decode", processing.decode_latent_batch)
 script_callbacks.on_app_started(routes)

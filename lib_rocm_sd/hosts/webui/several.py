@@ -226,7 +226,10 @@ class SeveralSession:
                 "why": "" if team is None else team.decoding.why,
             },
             "cards": [
-                {"device": str(m.device), "reason": m.reason, "sent_bytes": m.sent_bytes}
+                {
+                    **{"device": str(m.device), "pid": m.pid, "reason": m.reason},
+                    "sent_bytes": m.sent_bytes,
+                }
                 for m in members
             ],
         }

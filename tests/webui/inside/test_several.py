@@ -51,7 +51,7 @@ def prepared(start: Start, gpu: FakeGpu, **more: Any) -> WebUI:
 def wait(webui: WebUI) -> None:
     end = time.monotonic() + LIMIT_S
     for member in session_of(webui).team.members:
-        while member._replica is not None and member._replica.waits_for:
+        while member._replica is not None and not member.is_there:
             member.look()
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -95,7 +95,7 @@ def test_a_generation(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     wait(webui)
     ways = divide_all(webui, monkeypatch)
     both = webui.txt2img(*SEVERAL, steps=STEPS)
-    assert ways.count((1, 1)) >= STEPS - 2 and len(ways) == STEPS
+    assert ways.count((1, 1)) >= STEPS - 3 and len(ways) == STEPS
     assert distance(both, alone) < NEAR and not same(both, expected)
     assert both.info == alone.info
     row = row_of(webui)
@@ -135,9 +135,10 @@ def test_the_vaes_pictures(start: Start, gpu: FakeGpu, monkeypatch: Any, family:
     def row() -> Any:
         return row_of(webui, *VAE_TOO, name="Several GPUs, VAE")
 
-    webui.txt2img(*VAE_TOO, **size)
-    assert row().runs == "one card"
-    wait(webui)
+    for _ in range(2):  # its weights are sent, and its first picture is compared
+        webui.txt2img(*VAE_TOO, **size)
+        assert row().runs == "one card"
+        wait(webui)
     both = webui.txt2img(*VAE_TOO, batch_size=2, **size)
     decoding = session_of(webui).team.decoding
     assert decoding.divided == 2  # the WebUI decodes one after the other
