@@ -6,22 +6,21 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 import torch
 
-from lib_rocm_sd.engine.measure import timed
+from lib_rocm_sd.engine.measure import NumberedCall, timed
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import RocmSdError
 from lib_rocm_sd.lab import timing
 from lib_rocm_sd.lab.rows import Row
-from lib_rocm_sd.lab.speed_result import WHAT, Request
+from lib_rocm_sd.lab.speed_result import WHAT, Pair, Request
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 
 PROMPT = "a red circle left of a blue square"
@@ -36,8 +35,8 @@ class Busy(RocmSdError):  # noqa: N818 - nothing went wrong
     """No test can start now; `str()` says why."""
 
 
-class Cancelled(RocmSdError):  # noqa: N818 - nothing went wrong
-    """The test was cancelled."""
+class Cancelled(Exception):  # noqa: N818 - nothing went wrong
+    """The test was cancelled. No error that a part, or a host, has a reason for."""
 
 
 @dataclass(frozen=True)
@@ -164,11 +163,6 @@ CPU_EFFORTS = {
 }
 
 
-def effort(request: Request, device: torch.device) -> Effort:
-    """How much is measured; on a CPU little, since nothing is learned there."""
-    return (CPU_EFFORTS if device.type == "cpu" else EFFORTS)[request.preset]
-
-
 def sizes(request: Request, device: torch.device) -> tuple[int, ...]:
     """Sides of pictures in pixels."""
     known = CPU_SIZES if device.type == "cpu" else GPU_SIZES
@@ -185,23 +179,26 @@ def attention_cases(
 ) -> list[tuple[str, int, AttentionProblem]]:
     """Name, side of the picture in pixels, problem: of SD 1.5's, SDXL's UNet and of the VAE."""
     dtype = str(half(device)).removeprefix("torch.")
-    found = []
+    cases = []
     for size in sizes(request, device):
         fine, middle, coarse = ((-(-size // step)) ** 2 for step in (8, 16, 32))
-        picture = f"{size}x{size}"
-        cases = {
-            f"SD1.5 {picture} self": AttentionProblem(2, 8, fine, fine, 40, dtype),
-            f"SD1.5 {picture} text": AttentionProblem(2, 8, fine, 77, 40, dtype),
-            f"SDXL {picture} self": AttentionProblem(2, 10, middle, middle, 64, dtype),
-            f"SD1.5 {picture} self, half": AttentionProblem(2, 8, middle, middle, 80, dtype),
-            f"SDXL {picture} self, half": AttentionProblem(2, 20, coarse, coarse, 64, dtype),
-            f"SDXL {picture} text": AttentionProblem(2, 10, middle, 77, 64, dtype),
-            f"VAE {picture} middle": AttentionProblem(1, 1, fine, fine, 512, dtype),
-        }
-        chosen = list(cases.items())
-        chosen = chosen if request.preset == "standard" else chosen[:3]
-        found += [(name, size, problem) for name, problem in chosen]
-    return found
+        every = (
+            ("SD1.5 {} self", AttentionProblem(2, 8, fine, fine, 40, dtype)),
+            ("SD1.5 {} text", AttentionProblem(2, 8, fine, 77, 40, dtype)),
+            ("SDXL {} self", AttentionProblem(2, 10, middle, middle, 64, dtype)),
+            ("SD1.5 {} self, half", AttentionProblem(2, 8, middle, middle, 80, dtype)),
+            ("SDXL {} self, half", AttentionProblem(2, 20, coarse, coarse, 64, dtype)),
+            ("SDXL {} text", AttentionProblem(2, 10, middle, 77, 64, dtype)),
+            ("VAE {} middle", AttentionProblem(1, 1, fine, fine, 512, dtype)),
+        )
+        for name, problem in every if request.preset == "standard" else every[:3]:
+            cases.append((name.format(side(size)), size, problem))
+    return cases
+
+
+def side(size: int) -> str:
+    """The size of a square picture, in words."""
+    return f"{size}x{size}"
 
 
 FAILED = (*timing.FAILED, LookupError, ArithmeticError, AssertionError, ImportError)
@@ -256,7 +253,7 @@ class Guard:
             try:
                 with torch.no_grad():
                     results.append(work())
-            except FAILED as error:
+            except (Cancelled, *FAILED) as error:
                 errors.append(error)
 
         thread = threading.Thread(target=run, name=BESIDE, daemon=True)
@@ -272,7 +269,7 @@ class Guard:
         return results[0]
 
     def timed(
-        self, call: Callable[[int], None], runs: int, device: torch.device, expected_s: float
+        self, call: NumberedCall, runs: int, device: torch.device, expected_s: float
     ) -> list[float]:
         """Times in µs of `runs` calls that take about `expected_s` each."""
         if expected_s < LONG_S:
@@ -281,7 +278,7 @@ class Guard:
 
     def times_us(
         self,
-        call: Callable[[int], None],
+        call: NumberedCall,
         device: torch.device,
         share_s: float,
         most: int,
@@ -315,27 +312,15 @@ def why(failure: BaseException, at: str) -> str:
     return timing.why(failure, f"out of memory at {at}")
 
 
-@dataclass(frozen=True)
-class Shot:
-    """A pair of pictures in memory. `difference`: amplified, an image like the others."""
-
-    case: str
-    off: Picture
-    on: Picture
-    difference: Any
-    largest: int
-    mean: float
-
-
 @dataclass
 class Job:
-    """One test. `told(fraction, text)`: progress. `shots`: pictures made so far."""
+    """One test. `told(fraction, text)`: progress. `shots`: pairs of pictures made so far."""
 
     request: Request
     side: HostSide
     cancelled: Callable[[], bool]
     told: Callable[[float, str], None]
-    shots: list[Shot] = field(default_factory=list)
+    shots: list[Pair] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -343,17 +328,28 @@ class Job:
 
     @property
     def effort(self) -> Effort:
-        return effort(self.request, self.side.device)
+        """How much is measured; on a CPU little, since nothing is learned there."""
+        return (CPU_EFFORTS if self.device.type == "cpu" else EFFORTS)[self.request.preset]
 
-    def guard(self) -> Guard:
-        """For one row."""
-        return Guard(self.cancelled, self.effort.limit_s)
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sides of pictures in pixels."""
+        return sizes(self.request, self.device)
 
-    def patient(self) -> Guard:
-        """A guard for calls that may take long."""
-        guard = self.guard()
-        guard.long = True
+    def guard(self, long: bool = False) -> Guard:
+        """For one row. `long`: its calls may take long."""
+        guard = Guard(self.cancelled, self.effort.limit_s)
+        guard.long = long
         return guard
+
+    def row(self, row: Row, size: int, measure: Callable[..., Row], *args: Any) -> Row:
+        """What `measure` makes of the row, or the row with the reason why not. Raises Cancelled."""
+        try:
+            return measure(row, *args)
+        except FAILED as failure:
+            return replace(row, reason=why(failure, side(size)))
+        finally:
+            self.clean()
 
     def clean(self) -> None:
         """After a row. A cancelled test does not wait for the device: its end cleans up."""
@@ -365,13 +361,12 @@ class Shares:
     """Deals a part's time out to its rows: what one leaves, the next ones have."""
 
     def __init__(self, part_s: float, rows: int) -> None:
-        self.end = time.monotonic() + part_s
-        self.left = rows
-        self.rows = rows
+        self.end = monotonic() + part_s
+        self.left = self.rows = rows
 
     def next_s(self) -> float:
         """The next row's share."""
-        share_s = max(0.0, self.end - time.monotonic()) / max(self.left, 1)
+        share_s = max(0.0, self.end - monotonic()) / max(self.left, 1)
         self.left -= 1
         return share_s
 

@@ -13,7 +13,8 @@ blocks ours, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,19 +29,17 @@ from lib_rocm_sd.lab.rows import Row, spread
 from lib_rocm_sd.lab.speed_job import (
     FAILED,
     Attention,
-    Cancelled,
     Denoiser,
     Guard,
     Job,
     Picture,
     Shares,
-    Shot,
     attention_cases,
-    sizes,
+    side,
     why,
 )
-from lib_rocm_sd.lab.speed_result import OURS
-from lib_rocm_sd.lab.timing import Peak, wall_ms
+from lib_rocm_sd.lab.speed_result import OURS, Pair
+from lib_rocm_sd.lab.timing import Peak, wait, wall_ms
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs, problem_of
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
@@ -59,12 +58,19 @@ MOST_VALUES = {"cuda": 1 << 28, "cpu": 1 << 24}
 
 @dataclass(frozen=True)
 class _Case:
-    """A problem with its inputs, and what is exact of some queries."""
+    """A problem with its inputs, and what is exact of some queries. A call takes `slice_rows`
+    queries at most.
+    """
 
     problem: AttentionProblem
     sets: list[AttentionInputs]
     exact: Exact
     slice_rows: int
+
+    @property
+    def slices(self) -> int:
+        """How many calls all queries take."""
+        return -(-self.problem.seq_q // self.slice_rows)
 
 
 def attention_rows(job: Job) -> Iterator[Row]:
@@ -73,35 +79,30 @@ def attention_rows(job: Job) -> Iterator[Row]:
     methods = _attention_methods(job)
     shares = Shares(job.effort.parts_s["attention"], len(cases) * len(methods))
     for name, size, problem in cases:
-        where = f"{size}x{size}"
-        empty = [Row("attention", name, method) for method in methods]
+        rows = [Row("attention", name, method) for method in methods]
         try:
             case = Guard(job.cancelled).beside(partial(_prepared, problem, job))
-        except Cancelled:
-            raise
         except FAILED as failure:
-            yield from (replace(row, reason=why(failure, where)) for row in empty)
+            yield from (replace(row, reason=why(failure, side(size))) for row in rows)
             job.clean()
             continue
-        for row in empty:
+        for row in rows:
             share_s = shares.next_s()
             job.told(shares.fraction, f"attention, {name}: {row.way}")
-            yield _attention_row(row, methods[row.way], case, job, share_s, where)
+            yield job.row(row, size, _attention_row, methods[row.way], case, job, share_s)
         del case
         job.clean()
 
 
 def _attention_methods(job: Job) -> dict[str, Attention | None]:
     """By the name in the table, ours first; None is ours, which depends on the problem."""
-    found: dict[str, Attention | None] = {"rocm_sd": None}
+    methods: dict[str, Attention | None] = {OURS["attention"]: None}
     whose = getattr(job.side, "host_name", "WebUI")
     for name, method in job.side.attention_methods().items():
-        found[f"{whose}'s current ({name})"] = method
-    variants: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (*METHODS, SdpaAttention())
-    for variant in variants:
-        name = SDP if variant.name == "sdpa" else variant.name
-        found[name] = partial(_alone, variant)
-    return found
+        methods[f"{whose}'s current ({name})"] = method
+    for variant in METHODS:
+        methods[variant.name] = partial(_alone, variant)
+    return {**methods, SDP: partial(_alone, SdpaAttention())}
 
 
 def _alone(
@@ -109,12 +110,10 @@ def _alone(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    scale: float | None = None,
 ) -> torch.Tensor:
-    inputs = AttentionInputs(q, k, v, mask, scale)
-    made: torch.Tensor = variant.run(Call(problem_of(inputs), inputs))
-    return made
+    inputs = AttentionInputs(q, k, v)
+    output: torch.Tensor = variant.run(Call(problem_of(inputs), inputs))
+    return output
 
 
 def _prepared(problem: AttentionProblem, job: Job) -> _Case:
@@ -134,78 +133,42 @@ def _prepared(problem: AttentionProblem, job: Job) -> _Case:
 
 
 def _attention_row(
-    row: Row, method: Attention | None, case: _Case, job: Job, share_s: float, where: str
+    row: Row, method: Attention | None, case: _Case, job: Job, share_s: float
 ) -> Row:
-    """The row with its figures, or with the reason why there are none."""
-    try:
-        if method is None:
-            plan = Guard(job.cancelled).beside(
-                partial(engine.plan, case.problem, job.device, session=job.side.session)
-            )
-            if not plan.variant.ours:
-                return replace(row, reason=_refusal(plan.refusals))
-            row = replace(row, note=plan.why)
-            method = partial(functional.attention, session=job.side.session)
-        return _figures(row, method, case, job, share_s)
-    except Cancelled:
-        raise
-    except FAILED as failure:
-        return replace(row, reason=why(failure, where))
-    finally:
-        job.clean()
-
-
-def _refusal(refusals: Mapping[str, list[str]]) -> str:
-    ours = [variant.name for variant in ATTENTION.variants if variant.ours]
-    said = [text for name in ours for text in refusals.get(name, [])]
-    return "; ".join(dict.fromkeys(said)) or "another method is planned here"
-
-
-def _figures(row: Row, method: Attention, case: _Case, job: Job, share_s: float) -> Row:
-    guard, device = job.guard(), job.device
-    run = _run(method, case, guard, device)
-    out = run(0)
+    guard, device, notes = job.guard(), job.device, []
+    if method is None:
+        ask = partial(engine.plan, case.problem, device, session=job.side.session)
+        plan = Guard(job.cancelled).beside(ask)
+        if not plan.variant.ours:
+            names = [variant.name for variant in ATTENTION.variants if variant.ours]
+            said = dict.fromkeys(text for name in names for text in plan.refusals.get(name, []))
+            return replace(row, reason="; ".join(said) or "another method is planned here")
+        notes.append(plan.why)
+        method = partial(functional.attention, session=job.side.session)
+    run = partial(_attended, method, case, guard)
+    run(0)
     peak = Peak(device)
-    out = run(0)
-    row = replace(row, peak_mib=peak.mib(), error=case.exact.error(out))
-    allowance = 1.0 if row.way in ("rocm_sd", SDP) else ALLOWANCE
+    row = replace(row, error=case.exact.error(run(0)), peak_mib=peak.mib())
+    allowance = 1.0 if row.way in (OURS["attention"], SDP) else ALLOWANCE
     if not row.error <= allowance * ATTENTION.tolerance(case.problem):
         error = f"{row.error:.1e}" if math.isfinite(row.error) else "NaN or infinity"
-        return replace(row, reason=f"wrong: error {error}")
-    del out
-    times = guard.times_us(lambda number: _discard(run(number)), device, share_s, job.effort.runs)
-    return replace(row, **spread(times, 1e-3), note=_note(row, case))
+        return replace(row, reason=f"wrong: error {error}", note="; ".join(notes))
+    times = guard.times_us(run, device, share_s, job.effort.runs)
+    notes += [f"in {case.slices} slices of queries"] if case.slices > 1 else []
+    return replace(row, **spread(times, 1e-3), note="; ".join(filter(None, notes)))
 
 
-def _run(
-    method: Attention, case: _Case, guard: Guard, device: torch.device
-) -> Callable[[int], torch.Tensor]:
-    """A call of the method on the inputs of a number; between slices it may be stopped."""
-    whole = case.slice_rows >= case.problem.seq_q
-
-    def run(number: int) -> torch.Tensor:
-        q, k, v = case.sets[number % len(case.sets)][:3]
-        if whole:
-            return method(q, k, v)  # type: ignore[no-any-return]
-        made = []
-        for queries in q.split(case.slice_rows, 1):
-            made.append(method(queries, k, v))
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            guard.check()
-        return torch.cat(made, 1)
-
-    return run
-
-
-def _discard(output: torch.Tensor) -> None:
-    del output
-
-
-def _note(row: Row, case: _Case) -> str:
-    slices = -(-case.problem.seq_q // case.slice_rows)
-    parts = [row.note, f"in {slices} slices of queries" if slices > 1 else ""]
-    return "; ".join(part for part in parts if part)
+def _attended(method: Attention, case: _Case, guard: Guard, number: int) -> torch.Tensor:
+    """The method's output for the inputs of a number; between slices it may be stopped."""
+    q, k, v = case.sets[number % len(case.sets)][:3]
+    if case.slices == 1:
+        return method(q, k, v)  # type: ignore[no-any-return]
+    parts = []
+    for queries in q.split(case.slice_rows, 1):
+        parts.append(method(queries, k, v))
+        wait(q.device)
+        guard.check()
+    return torch.cat(parts, 1)
 
 
 IN_A_ROW, CHUNK_MS = 10, 250.0
@@ -213,70 +176,58 @@ IN_A_ROW, CHUNK_MS = 10, 250.0
 LEAST_TIMES = 3
 MOST_ERROR = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
 """A larger one, relative to the largest value, is not by rounding alone."""
-Step = Callable[[], Any]
 
 
 def step_rows(job: Job) -> Iterator[Row]:
     """Per size, both: ms a step. Raises Cancelled."""
-    wanted = sizes(job.request, job.device)
-    shares = Shares(job.effort.parts_s["step"], 2 * len(wanted))
+    shares = Shares(job.effort.parts_s["step"], 2 * len(job.sizes))
+    unet, reason = None, "there is no UNet to run"
     try:
         unet = job.side.unet()
-    except Cancelled:
-        raise
     except FAILED as failure:
-        unet, reason = None, why(failure, "loading")
-    else:
-        reason = "" if unet else "there is no UNet to run"
-    for size in wanted:
+        reason = why(failure, "loading")
+    for size in job.sizes:
+        case = f"a step, {side(size)}, batch 2"
         if unet is None:
-            yield Row("step", _step_case(size), OURS["step"], reason=reason)
+            yield Row("step", case, OURS["step"], reason=reason)
             continue
         outputs: list[torch.Tensor] = []
         for method, inside in ((OFF, unet.theirs), (OURS["step"], unet.ours)):
-            job.told(shares.fraction, f"{_step_case(size)}, {method}")
-            try:
-                with inside():
-                    row = _step_row(job, unet, size, method, outputs, shares.next_s())
-            except Cancelled:
-                raise
-            except FAILED as failure:
-                row = Row("step", _step_case(size), method, reason=why(failure, f"{size}x{size}"))
-            finally:
-                job.clean()
-            yield row
-
-
-def _step_case(size: int) -> str:
-    return f"a step, {size}x{size}, batch 2"
+            job.told(shares.fraction, f"{case}, {method}")
+            row = Row("step", case, method)
+            yield job.row(row, size, _step_row, job, unet, size, inside, outputs, shares.next_s())
 
 
 def _step_row(
-    job: Job, unet: Denoiser, size: int, method: str, outputs: list[torch.Tensor], share_s: float
+    row: Row,
+    job: Job,
+    unet: Denoiser,
+    size: int,
+    inside: Callable[[], AbstractContextManager[Any]],
+    outputs: list[torch.Tensor],
+    share_s: float,
 ) -> Row:
     """The row of a method; its result is added to `outputs`, whose first is compared with."""
-    args, kwargs = unet.arguments(size)
-    guard = job.guard()
-
-    def step() -> Any:
-        return unet.call(*args, **kwargs)
-
-    guard.check()
-    made = guard.beside(step)
-    made = (made if isinstance(made, torch.Tensor) else made[0]).cpu().double()
-    row = replace(Row("step", _step_case(size), method), note=unet.note)
-    outputs.append(made)
-    error = float((made - outputs[0]).abs().max() / outputs[0].abs().max())
-    if not error <= MOST_ERROR.get(unet.dtype, 0.0):
-        return replace(row, reason=f"wrong: error {error:.1e}")
-    times = _times(step, guard, job, share_s)
-    peak = Peak(job.device)
-    step()
-    return replace(row, **spread(times), peak_mib=peak.mib(), error=error)
+    with inside():
+        args, kwargs = unet.arguments(size)
+        guard = job.guard()
+        step = partial(unet.call, *args, **kwargs)
+        guard.check()
+        output = guard.beside(step)
+        output = (output if isinstance(output, torch.Tensor) else output[0]).cpu().double()
+        outputs.append(output)
+        error = float((output - outputs[0]).abs().max() / outputs[0].abs().max())
+        if not error <= MOST_ERROR.get(unet.dtype, 0.0):
+            return replace(row, note=unet.note, reason=f"wrong: error {error:.1e}")
+        times = _step_times(step, guard, job, share_s)
+        peak = Peak(job.device)
+        step()
+        row = replace(row, **spread(times), peak_mib=peak.mib())
+        return replace(row, error=error, note=unet.note)
 
 
-def _times(step: Step, guard: Guard, job: Job, share_s: float) -> list[float]:
-    """Sorted, in ms of wall time."""
+def _step_times(step: Callable[[], Any], guard: Guard, job: Job, share_s: float) -> list[float]:
+    """In ms of wall time."""
     wall_ms(step, job.device)
     each_ms = max(wall_ms(step, job.device), 1e-3)
     count = max(1, min(IN_A_ROW, int(CHUNK_MS / each_ms)))
@@ -285,7 +236,7 @@ def _times(step: Step, guard: Guard, job: Job, share_s: float) -> list[float]:
     while len(times) < max(most, LEAST_TIMES):
         guard.check()
         times.append(wall_ms(step, job.device, count))
-    return sorted(times)
+    return times
 
 
 OFF, ON, UNET = "extension off", "extension on", "extension on, UNet"
@@ -297,107 +248,91 @@ AMPLIFIED = 16
 
 def image_rows(job: Job) -> Iterator[Row]:
     """Per size and method: a row in s per image and one in steps per second. Raises Cancelled."""
-    wanted = sizes(job.request, job.device)
-    shares = Shares(job.effort.parts_s["image"], len(wanted))
-    for size in wanted:
-        taken = _Taken(job, size, shares.next_s(), shares)
-        taken.warm_up()
-        taken.measure()
-        job.shots += taken.shots()
-        yield from taken.rows()
+    shares = Shares(job.effort.parts_s["image"], len(job.sizes))
+    for place, size in enumerate(job.sizes):
+        pictures = _Pictures(job, size, place)
+        pictures.make(shares.next_s())
+        for method, case in ((ON, pictures.case), (UNET, f"{pictures.case}, UNet")):
+            pictures.compare(method, case)
+        for method in PICTURE_METHODS:
+            yield from pictures.rows(method)
 
 
-class _Taken:
-    """The pictures of one size."""
+class _Pictures:
+    """The pictures of one size, `place` among the sizes, by method; why a method has none."""
 
-    def __init__(self, job: Job, size: int, share_s: float, shares: Shares) -> None:
-        self.job = job
-        self.size = size
-        self.steps = job.effort.steps
-        self.case = f"{size}x{size}, {self.steps} steps"
-        self.shares = shares
-        self.share_s = share_s
+    def __init__(self, job: Job, size: int, place: int) -> None:
+        self.job, self.size, self.place = job, size, place
+        self.case = f"{side(size)}, {job.effort.steps} steps"
         self.reasons: dict[str, str] = {}
         self.pictures: dict[str, list[Picture]] = {method: [] for method in PICTURE_METHODS}
-        self.made = 0
+        self.begun = 0
 
-    def warm_up(self) -> None:
-        """One each, of few steps."""
+    def make(self, share_s: float) -> None:
+        """One each, of few steps, to warm up; then in turns, each first as often, until the size's
+        share of time is over.
+        """
+        effort = self.job.effort
         for method in PICTURE_METHODS:
-            self._make(method, min(WARM_UP_STEPS, self.steps), "warming up")
-
-    def measure(self) -> None:
-        """In turns, each first as often, until the size's share of time is over."""
-        most = self.job.effort.pictures
-        for turn in range(most):
-            order = PICTURE_METHODS if turn % 2 == 0 else PICTURE_METHODS[::-1]
-            for method in order:
-                picture = self._make(method, self.steps, f"{turn + 1} of {most}")
-                if picture is not None:
-                    self.pictures[method].append(picture)
-            if sum(p.seconds for both in self.pictures.values() for p in both) > self.share_s:
+            self._make(method, min(WARM_UP_STEPS, effort.steps), "warming up")
+        for turn in range(effort.pictures):
+            for method in PICTURE_METHODS[:: -1 if turn % 2 else 1]:
+                picture = self._make(method, effort.steps, f"{turn + 1} of {effort.pictures}")
+                self.pictures[method] += [] if picture is None else [picture]
+            if sum(p.seconds for each in self.pictures.values() for p in each) > share_s:
                 return
 
     def _make(self, method: str, steps: int, text: str) -> Picture | None:
         """None where it failed, now or before."""
         if method in self.reasons:
             return None
-        job, done = self.job, self.made
-        all_of_them = len(PICTURE_METHODS) * (1 + job.effort.pictures)
-        before = max(self.shares.rows - self.shares.left - 1, 0)
+        job, begun = self.job, self.begun
+        most = len(PICTURE_METHODS) * (1 + job.effort.pictures)
 
         def progress(fraction: float) -> None:
-            part = (done + min(max(fraction, 0.0), 1.0)) / all_of_them
-            job.told((before + part) / self.shares.rows, f"{self.case}, {method}: {text}")
+            part = (begun + min(max(fraction, 0.0), 1.0)) / most
+            whole = (self.place + part) / len(job.sizes)
+            job.told(whole, f"{self.case}, {method}: {text}")
 
         progress(0.0)
-        self.made += 1
+        self.begun += 1
         try:
             job.guard().check()
-            asked = (steps, self.size, method != OFF, progress, job.cancelled)
-            return job.side.image(*asked, unet=method == UNET)
-        except Cancelled:
-            raise
+            enabled, unet = method != OFF, method == UNET
+            return job.side.image(steps, self.size, enabled, progress, job.cancelled, unet=unet)
         except FAILED as failure:
-            self.reasons[method] = why(failure, f"{self.size}x{self.size}")
+            self.reasons[method] = why(failure, side(self.size))
             return None
         finally:
             job.clean()
 
-    def rows(self) -> list[Row]:
-        """Rows of all methods, including those with nothing but a reason."""
-        found = []
-        for method in PICTURE_METHODS:
-            row = Row("image", self.case, method, "s", reason=self.reasons.get(method, ""))
-            pictures = self.pictures[method]
-            if row.reason or not pictures:
-                found.append(replace(row, reason=row.reason or "no picture was made"))
-                continue
-            peaks = [p.peak_mib for p in pictures if math.isfinite(p.peak_mib)]
-            row = replace(row, peak_mib=max(peaks, default=math.nan))
-            found.append(replace(row, **spread([p.seconds for p in pictures])))
-            speeds = [p.it_per_s for p in pictures if math.isfinite(p.it_per_s)]
-            if speeds:
-                found.append(replace(row, unit="it/s", **spread(speeds)))
-        return found
+    def rows(self, method: str) -> Iterator[Row]:
+        """The rows of a method, or one with nothing but a reason."""
+        row, pictures = Row("image", self.case, method, "s"), self.pictures[method]
+        reason = self.reasons.get(method, "" if pictures else "no picture was made")
+        if reason:
+            yield replace(row, reason=reason)
+            return
+        peaks = [p.peak_mib for p in pictures if math.isfinite(p.peak_mib)]
+        row = replace(row, peak_mib=max(peaks, default=math.nan))
+        yield replace(row, **spread([p.seconds for p in pictures]))
+        speeds = [p.it_per_s for p in pictures if math.isfinite(p.it_per_s)]
+        if speeds:
+            yield replace(row, unit="it/s", **spread(speeds))
 
-    def shots(self) -> list[Shot]:
-        """The last ones with the extension on, each beside the last one with it off."""
-        cases = {ON: self.case, UNET: f"{self.case}, UNet"}
-        found = [self._shot(method, case) for method, case in cases.items()]
-        return [shot for shot in found if shot is not None]
-
-    def _shot(self, method: str, case: str) -> Shot | None:
-        """None where one of the two is missing."""
+    def compare(self, method: str, case: str) -> None:
+        """Keep the last picture of a method beside the last one with the extension off, if there
+        are both.
+        """
         off, on = self.pictures[OFF], self.pictures[method]
         if not off or not on or self.reasons.keys() & {OFF, method}:
-            return None
+            return
         try:
-            picture, largest, mean = difference(off[-1].image, on[-1].image)
+            apart, largest, mean = difference(off[-1].image, on[-1].image)
         except ValueError as error:
             self.reasons[method] = str(error)
-            return None
-        return Shot(case, off[-1], on[-1], picture, largest, mean)
+        else:
+            self.job.shots.append(Pair(case, off[-1], on[-1], apart, largest, mean))
 
 
 def difference(off: Any, on: Any) -> tuple[Any, int, float]:
@@ -413,7 +348,7 @@ def difference(off: Any, on: Any) -> tuple[Any, int, float]:
     one, other = (np.asarray(image.convert("RGB"), dtype=np.int16) for image in (off, on))
     gap = np.abs(one - other)
     visible = (gap * AMPLIFIED).clip(0, 255).astype(np.uint8)
-    return Image.fromarray(visible), int(gap.max()), float(gap.mean())
+    return Image.fromarray(visible), int(gap.max()), round(float(gap.mean()), 4)
 
 
 def plain(image: Any) -> Any:

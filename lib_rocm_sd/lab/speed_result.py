@@ -112,14 +112,16 @@ PICTURE = re.compile(r"[\w.-]{1,120}\.png", re.ASCII)
 
 @dataclass(frozen=True)
 class Pair:
-    """File names, beside the document, of a picture with the extension off and on, and how far
-    they are apart: of 255, the largest value and the mean. A file name is empty where none is.
+    """A picture with the extension off and on, and how far they are apart: of 255, the largest
+    value and the mean. `off`, `on`: in a session Pictures of speed_job, in a document the names of
+    files beside it, empty where there are none, in a page what an <img> may have as src; likewise
+    `difference`, amplified, in a session an image.
     """
 
     case: str
-    off: str = ""
-    on: str = ""
-    difference: str = ""
+    off: Any = ""
+    on: Any = ""
+    difference: Any = ""
     largest: int = 0
     mean: float = 0.0
 
@@ -135,7 +137,9 @@ class Document:
     notes: list[str] = field(default_factory=list)
     complete: bool = False
     id: str = field(default_factory=lambda: secrets.token_hex(6))
-    date: str = field(default_factory=lambda: _now())
+    date: str = field(
+        default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    )
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -163,10 +167,6 @@ class Document:
         text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False)
         write_whole(path, text + "\n")
         return path
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True)
@@ -360,10 +360,10 @@ def _checked(value: object, name: str) -> str:
     return value
 
 
+OURS = {"attention": "rocm_sd", "vae": "rocm_sd", "step": "rocm_sd", "image": "extension on"}
+"""Our method's name in each test."""
+
+
 def ours(rows: Sequence[Row], test: str) -> list[Row]:
     """The measured rows of our method in one test."""
     return [row for row in rows if row.test == test and row.way == OURS[test] and not row.reason]
-
-
-OURS = {"attention": "rocm_sd", "vae": "rocm_sd", "step": "rocm_sd", "image": "extension on"}
-"""Our method's name in each test."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.lab import speed_parts, speed_vae
 from lib_rocm_sd.lab.sensors import machine
-from lib_rocm_sd.lab.speed_job import FAILED, Busy, Cancelled, HostSide, Job, Part, Shot
+from lib_rocm_sd.lab.speed_job import FAILED, Busy, Cancelled, HostSide, Job, Part
 from lib_rocm_sd.lab.speed_result import WHAT, Document, Pair, Request
 from lib_rocm_sd.lab.timing import clean
 
@@ -48,10 +49,10 @@ class SpeedSession:
         self._cancel = threading.Event()
         self._entered = threading.Event()
         self._thread: threading.Thread | None = None
-        self._refusal: Busy | None = None
+        self._refusals: list[Busy] = []
         self._progress = Progress()
         self._results: dict[str, dict[str, Any]] = {}
-        self._shots: tuple[str, tuple[Shot, ...]] = ("", ())
+        self._shots: tuple[str, tuple[Pair, ...]] = ("", ())
 
     def start(self, request: Request, side: HostSide) -> str:
         """Begin; the test's id. Raises Busy with the reason where none may start now."""
@@ -61,7 +62,7 @@ class SpeedSession:
             reason = side.busy()
             if reason:
                 raise Busy(reason)
-            self._cancel, self._entered, self._refusal = threading.Event(), threading.Event(), None
+            self._cancel, self._entered, self._refusals = threading.Event(), threading.Event(), []
             document = Document({}, request.as_dict())
             before = self._progress
             self._progress = Progress(document.id, "running", 0.0, "getting ready")
@@ -71,16 +72,12 @@ class SpeedSession:
             self._thread = threading.Thread(target=self._run, args=work, name=name, daemon=True)
             self._thread.start()
             self._entered.wait()
-            refusal = self._refused()
-            if refusal is not None:
+            if self._refusals:
                 self._thread.join()
                 self._progress = before
                 del self._results[document.id]
-                raise refusal
+                raise self._refusals[0]
         return document.id
-
-    def _refused(self) -> Busy | None:
-        return self._refusal
 
     @property
     def running(self) -> bool:
@@ -112,7 +109,7 @@ class SpeedSession:
         """
         return self._results.get(ident)
 
-    def shots(self, ident: str) -> tuple[Shot, ...]:
+    def shots(self, ident: str) -> tuple[Pair, ...]:
         """The pictures of the test that ran last; none for another id."""
         known, shots = self._shots
         return shots if known == ident else ()
@@ -126,15 +123,15 @@ class SpeedSession:
                 self._entered.set()
                 state, text = self._measured(request, side, document, cancelled)
         except Busy as busy:
-            self._refusal = busy
+            self._refusals.append(busy)
         except FAILED as failure:
             text = describe(failure)
         finally:
-            if not self._entered.is_set() and self._refusal is None:
-                self._refusal = Busy(f"the queue cannot be had: {text}")
-            fraction = 1.0 if state == "done" else self._progress.fraction
             if self._entered.is_set():
+                fraction = 1.0 if state == "done" else self._progress.fraction
                 self._progress = Progress(document.id, state, fraction, text)
+            elif not self._refusals:
+                self._refusals.append(Busy(f"the queue cannot be had: {text}"))
             self._entered.set()
 
     def _measured(
@@ -143,12 +140,16 @@ class SpeedSession:
         """The state in which the test ends, and a sentence."""
         keeper = _Keeper(document, side.output_directory(), self._keep)
         begin = time.monotonic()
+        parts = [part for part in WHAT if part in request.what]
+
+        def told(fraction: float, text: str, place: int = 0) -> None:
+            whole = (place + min(max(fraction, 0.0), 1.0)) / len(parts)
+            self._progress = Progress(document.id, "running", whole, text)
+
         try:
             document.machine = machine(side.device)
-            parts = [part for part in WHAT if part in request.what]
             for place, part in enumerate(parts):
-                told = self._teller(document.id, place, len(parts))
-                job = Job(request, side, cancelled, told)
+                job = Job(request, side, cancelled, partial(told, place=place))
                 for row in PARTS[part](job):
                     document.rows.append(row)
                     self._shots = (document.id, tuple(job.shots))
@@ -160,21 +161,13 @@ class SpeedSession:
             state, text = "cancelled", "cancelled; what was measured is kept"
             document.notes.append("cancelled")
             keeper.save()
-            fraction = self._progress.fraction
-            self._progress = Progress(document.id, state, fraction, text)
+            self._progress = Progress(document.id, state, self._progress.fraction, text)
         except FAILED as failure:
             state, text = "failed", describe(failure)
             document.notes.append(f"failed: {text}"[:200])
         keeper.save()
         clean(side.device)
         return state, text
-
-    def _teller(self, ident: str, place: int, parts: int) -> Callable[[float, str], None]:
-        def told(fraction: float, text: str) -> None:
-            whole = (place + min(max(fraction, 0.0), 1.0)) / parts
-            self._progress = Progress(ident, "running", whole, text)
-
-        return told
 
     def _keep(self, document: Document) -> None:
         self._results[document.id] = document.as_dict()
@@ -192,30 +185,31 @@ class _Keeper:
         self.directory = directory
         self.keep = keep
 
-    def save(self, shots: Sequence[Shot] = ()) -> None:
+    def save(self, shots: Sequence[Pair] = ()) -> None:
         """A folder that cannot be written is a note, told once."""
+        document = self.document
         try:
-            for shot in shots[len(self.document.pictures) :]:
-                self.document.pictures.append(self._pair(shot))
+            for shot in shots[len(document.pictures) :]:
+                document.pictures.append(self._written(shot))
             if self.directory is not None:
-                self.document.write(self.directory)
+                document.write(self.directory)
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            self.document.notes.append(f"the result could not be saved: {reason}")
+            document.notes.append(f"the result could not be saved: {reason}")
             self.directory = None
-        self.keep(self.document)
+        self.keep(document)
 
-    def _pair(self, shot: Shot) -> Pair:
-        """The shot's files, written beside the document; without a folder its figures alone."""
-        names = {}
-        pictures = {"off": shot.off.image, "on": shot.on.image, "difference": shot.difference}
-        place = len(self.document.pictures) + 1
-        for name, picture in pictures.items() if self.directory is not None else ():
-            assert self.directory is not None
+    def _written(self, shot: Pair) -> Pair:
+        """The pair's files, written beside the document; without a folder its figures alone."""
+        names: dict[str, Any] = dict.fromkeys(("off", "on", "difference"), "")
+        if self.directory is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            names[name] = f"{self.document.stem}-{place}-{name}.png"
-            speed_parts.plain(picture).save(self.directory / names[name])
-        return Pair(shot.case, **names, largest=shot.largest, mean=round(shot.mean, 4))
+            images = (shot.off.image, shot.on.image, shot.difference)
+            place = len(self.document.pictures) + 1
+            for name, image in zip(names, images, strict=True):
+                names[name] = f"{self.document.stem}-{place}-{name}.png"
+                speed_parts.plain(image).save(self.directory / names[name])
+        return replace(shot, **names)
 
 
 session = SpeedSession()

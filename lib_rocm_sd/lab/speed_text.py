@@ -40,7 +40,7 @@ MACHINE = (
     ("memory_clock_mhz", "Highest memory clock, MHz"),
     ("rocm_sd", "rocm_sd"),
 )
-HEAD = ("Case", "Method", "Median", "p10 to p90", "Runs", "Peak MiB", "Error", "Times ours")
+HEAD = ("Median", "p10 to p90", "Runs", "Peak MiB", "Error", "Times ours")
 
 
 def to_csv(document: Document) -> str:
@@ -107,34 +107,31 @@ METHODS_SAID = (
 
 
 def markdown_table(rows: Sequence[Row], test: str) -> list[str]:
-    """The rows of a test as lines of Markdown. "Times ours": how many times our time it takes."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---|---|--:|--:|--:|--:|--:|--:|"]
-    reference = {
-        (row.case, row.unit): row.median for row in rows if row.way == OURS[test] and not row.reason
-    }
+    """The rows of a test as lines of Markdown."""
+    lines = [f"| Case | Method | {' | '.join(HEAD)} |", "|---|---|--:|--:|--:|--:|--:|--:|"]
     for row in rows:
-        start = f"| {escaped(row.case)} | {escaped(row.way)} |"
-        if row.reason:
-            lines.append(f"{start} {escaped(row.reason)} | | | | | |")
-            continue
-        spread = f"{number(row.p10)} to {number(row.p90)}"
-        cells = [f"{number(row.median)} {row.unit}", spread, str(row.runs)]
-        cells += [_peak(row), f"{row.error:.1e}" if math.isfinite(row.error) else ""]
-        cells.append(_times(row, reference.get((row.case, row.unit))))
-        lines.append(f"{start} {' | '.join(cells)} |")
+        told = f"{escaped(row.reason)} | | | | |"
+        if not row.reason:
+            told = " | ".join(figures(row, rows, test).values())
+        lines.append(f"| {escaped(row.case)} | {escaped(row.way)} | {told} |")
     return lines
 
 
-def _peak(row: Row) -> str:
-    return f"{row.peak_mib:.0f}" if math.isfinite(row.peak_mib) else ""
-
-
-def _times(row: Row, reference: float | None) -> str:
-    """How many times as long as ours it takes."""
-    if not reference or not row.median > 0:
-        return ""
+def figures(row: Row, rows: Sequence[Row], test: str) -> dict[str, str]:
+    """The figures of a row of a test, by HEAD. "Times ours": how many times as long as ours it
+    takes.
+    """
+    same = [o for o in ours(rows, test) if (o.case, o.unit) == (row.case, row.unit)]
+    reference = same[0].median if same else math.nan
     ratio = reference / row.median if row.unit == "it/s" else row.median / reference
-    return f"{number(ratio)}x"
+    return {
+        "Median": f"{number(row.median)} {row.unit}",
+        "p10 to p90": f"{number(row.p10)} to {number(row.p90)}",
+        "Runs": str(row.runs),
+        "Peak MiB": f"{row.peak_mib:.0f}" if math.isfinite(row.peak_mib) else "",
+        "Error": f"{row.error:.1e}" if math.isfinite(row.error) else "",
+        "Times ours": f"{number(ratio)}x" if math.isfinite(ratio) else "",
+    }
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:

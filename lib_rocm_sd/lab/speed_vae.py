@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from time import monotonic
 
 import torch
 from torch import nn
@@ -26,18 +25,9 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab import vae_ways as tilings
 from lib_rocm_sd.lab.rows import Row, spread
-from lib_rocm_sd.lab.speed_job import (
-    FAILED,
-    LONG_S,
-    Cancelled,
-    Guard,
-    Job,
-    Shares,
-    sizes,
-    why,
-)
+from lib_rocm_sd.lab.speed_job import FAILED, LONG_S, Guard, Job, Shares, side, why
 from lib_rocm_sd.lab.speed_result import OURS
-from lib_rocm_sd.lab.timing import Peak, clean, no_tf32
+from lib_rocm_sd.lab.timing import Peak, clean, no_tf32, wait
 from lib_rocm_sd.lab.vae import FLOOR
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.bands import Interrupted
@@ -59,7 +49,7 @@ class _Method:
 
     name: str
     call: Call
-    judged: bool = True
+    judged: bool = False
     stops: bool = True
     plan: Callable[[], str] = str
     get_ready: Callable[[int, Guard], None] = lambda size, guard: None
@@ -77,25 +67,46 @@ class _Decoder:
 
     def latent(self, size: int) -> torch.Tensor:
         """Seeded latent for a picture of size x size pixels."""
-        side = size // FACTOR
-        generator = torch.Generator("cpu").manual_seed(size)
-        values = torch.randn((1, self.channels, side, side), generator=generator)
+        shape = (1, self.channels, size // FACTOR, size // FACTOR)
+        values = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(size))
         return values.to(self.device, self.dtype)
 
     def exact(self, size: int, guard: Guard) -> torch.Tensor:
         """In float32, by a copy of the module; on the CPU."""
         if size not in self._exact:
             single = copy.deepcopy(self.module).float()
-            with no_tf32(), _watched(single, guard, self.device, True):
+            with no_tf32(), self.watched(single, guard, True):
                 self._exact[size] = single(self.latent(size).float()).cpu()
             del single
             clean(self.device)
         return self._exact[size]
 
+    def eager(self, latent: torch.Tensor, guard: Guard) -> torch.Tensor:
+        """By the module itself."""
+        with self.watched(self.module, guard, guard.long):
+            return self.module(latent)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def watched(self, module: nn.Module, guard: Guard, waits: bool) -> Iterator[None]:
+        """Within this, the module asks before each of its layers whether to go on. `waits`: the
+        device has done what came before, as costs some time.
+        """
+
+        def ask(*_: object) -> None:
+            if waits:
+                wait(self.device)
+            guard.check()
+
+        hooks = [part.register_forward_pre_hook(ask) for part in module.modules()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
 
 def rows(job: Job) -> Iterator[Row]:
     """One row per size and method. Raises Cancelled."""
-    wanted = sizes(job.request, job.device)
     try:
         module = job.side.vae()
         if module is None:
@@ -104,81 +115,43 @@ def rows(job: Job) -> Iterator[Row]:
         methods = _methods(job, decoder)
         usable = partial(engine.usable, job.device, CONVS["3x3"])
         lacking = "; ".join(Guard(job.cancelled).beside(usable))
-    except Cancelled:
-        raise
     except FAILED as failure:
-        for size in wanted:
-            yield Row("vae", _case(size), OURS["vae"], reason=why(failure, _picture(size)))
+        for size in job.sizes:
+            reason = why(failure, side(size))
+            yield Row("vae", f"decode {side(size)}", OURS["vae"], reason=reason)
         return
-    shares = Shares(job.effort.parts_s["vae"], len(wanted) * len(methods))
-    for size in wanted:
+    shares = Shares(job.effort.parts_s["vae"], len(job.sizes) * len(methods))
+    for size in job.sizes:
         eager_error = math.nan
         for method in methods:
             share_s = shares.next_s()
+            row = Row("vae", f"decode {side(size)}", method.name)
             if method.name in (OVERLAP, PER_TILE) and size <= tilings.TILE:
                 continue
             if method.name == OURS["vae"] and lacking:  # no host would run ours
-                yield Row("vae", _case(size), OURS["vae"], reason=lacking)
+                yield replace(row, reason=lacking)
                 continue
-            job.told(shares.fraction, f"VAE, {_picture(size)}: {method.name}")
-            row = _row(method, decoder, size, job, share_s, eager_error)
+            job.told(shares.fraction, f"VAE, {side(size)}: {method.name}")
+            row = job.row(row, size, _row, method, decoder, size, job, share_s, eager_error)
             eager_error = row.error if method.name == EAGER else eager_error
             yield row
 
 
-def _case(size: int) -> str:
-    return f"decode {_picture(size)}"
-
-
-def _picture(size: int) -> str:
-    return f"{size}x{size}"
-
-
 def _methods(job: Job, decoder: _Decoder) -> list[_Method]:
     """The module itself first: ours is judged by its error."""
-    module, device = decoder.module, decoder.device
-    eager = _Method(EAGER, partial(_eager, module, device))
-    found = [eager, _ours(decoder, job.side.session)]
+    methods = [_Method(EAGER, decoder.eager), _ours(decoder, job.side.session)]
     if job.request.preset == "quick":
-        return found
-    tile, margin = tilings.TILE // FACTOR, tilings.DECODER_MARGIN // FACTOR
+        return methods
+    scale, tile, margin = (FACTOR, 1), tilings.TILE // FACTOR, tilings.DECODER_MARGIN // FACTOR
 
     def overlap_blend(latent: torch.Tensor, guard: Guard) -> torch.Tensor:
-        return tilings.overlap_blend(lambda x: eager.call(x, guard), latent, (FACTOR, 1), tile)
+        return tilings.overlap_blend(partial(decoder.eager, guard=guard), latent, scale, tile)
 
     def per_tile_norm(latent: torch.Tensor, guard: Guard) -> torch.Tensor:
-        return tilings.per_tile_norm(
-            lambda x: eager.call(x, guard), latent, (FACTOR, 1), tile, margin
-        )
+        call = partial(decoder.eager, guard=guard)
+        return tilings.per_tile_norm(call, latent, scale, tile, margin)
 
-    return [*found, _Method(OVERLAP, overlap_blend, False), _Method(PER_TILE, per_tile_norm, False)]
-
-
-def _eager(
-    module: nn.Module, device: torch.device, latent: torch.Tensor, guard: Guard
-) -> torch.Tensor:
-    with _watched(module, guard, device, guard.long):
-        return module(latent)  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _watched(module: nn.Module, guard: Guard, device: torch.device, wait: bool) -> Iterator[None]:
-    """Within this, the module asks before each of its layers whether to go on.
-
-    `wait`: the device has done what came before, as costs some time.
-    """
-
-    def ask(*_: Any) -> None:
-        if wait and device.type == "cuda":
-            torch.cuda.synchronize(device)
-        guard.check()
-
-    hooks = [part.register_forward_pre_hook(ask) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return [*methods, _Method(OVERLAP, overlap_blend), _Method(PER_TILE, per_tile_norm)]
 
 
 def _ours(decoder: _Decoder, session: Session) -> _Method:
@@ -195,26 +168,21 @@ def _ours(decoder: _Decoder, session: Session) -> _Method:
             guard.check()
             raise
 
-    def plan() -> str:
-        return "" if program.last_plan is None else str(program.last_plan)
-
-    return _Method(OURS["vae"], run, True, False, plan, get_ready)
+    return _Method(OURS["vae"], run, True, False, lambda: str(program.last_plan or ""), get_ready)
 
 
 def _row(
-    method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float, eager_error: float
+    row: Row,
+    method: _Method,
+    decoder: _Decoder,
+    size: int,
+    job: Job,
+    share_s: float,
+    eager_error: float,
 ) -> Row:
-    row = Row("vae", _case(size), method.name)
-    try:
-        method.get_ready(size, job.guard())
-        row = _verified(row, method, decoder, size, job, eager_error)
-        return row if row.reason else _timed(row, method, decoder, size, job, share_s)
-    except Cancelled:
-        raise
-    except FAILED as failure:
-        return replace(row, reason=why(failure, _picture(size)))
-    finally:
-        job.clean()
+    method.get_ready(size, job.guard())
+    row = _verified(row, method, decoder, size, job, eager_error)
+    return row if row.reason else _timed(row, method, decoder, size, job, share_s)
 
 
 def _verified(
@@ -222,21 +190,19 @@ def _verified(
 ) -> Row:
     """The row with its error, and a reason where that is too large."""
     at, right = _right(decoder, size, job)
-    made = job.patient().beside(
-        partial(method.call, decoder.latent(at), job.patient()), limited=True
-    )
-    made = made.float().cpu()
-    if made.shape != right.shape:
-        raise ValueError(f"the output is {tuple(made.shape)}, expected {tuple(right.shape)}")
-    error = float((made - right).abs().max() / right.abs().max())
-    row = replace(row, error=error if math.isfinite(error) else math.nan)
-    floor = FLOOR.get(str(decoder.dtype).removeprefix("torch."), SINGLE_FLOOR)
-    most = max(floor, 0.0 if math.isnan(eager_error) else 2 * eager_error)
+    call = partial(method.call, decoder.latent(at), job.guard(long=True))
+    output = job.guard(long=True).beside(call, limited=True).float().cpu()
+    if output.shape != right.shape:
+        raise ValueError(f"the output is {tuple(output.shape)}, expected {tuple(right.shape)}")
+    error = float((output - right).abs().max() / right.abs().max())
     if not math.isfinite(error):
         return replace(row, reason="wrong: the output has NaN or infinity")
-    if method.judged and method.name != EAGER and error > most:
+    row = replace(row, error=error)
+    floor = FLOOR.get(str(decoder.dtype).removeprefix("torch."), SINGLE_FLOOR)
+    most = max(floor, 0.0 if math.isnan(eager_error) else 2 * eager_error)
+    if method.judged and error > most:
         return replace(row, reason=f"wrong: error {error:.1e}, at most {most:.1e} is right")
-    return row if at == size else replace(row, note=f"checked at {_picture(at)}")
+    return row if at == size else replace(row, note=f"checked at {side(at)}")
 
 
 def _right(decoder: _Decoder, size: int, job: Job) -> tuple[int, torch.Tensor]:
@@ -245,7 +211,7 @@ def _right(decoder: _Decoder, size: int, job: Job) -> tuple[int, torch.Tensor]:
     candidates = [first, *(smaller for smaller in CHECKED_ELSE if smaller < first)]
     for at in candidates:
         try:
-            return at, decoder.exact(at, job.patient())
+            return at, decoder.exact(at, job.guard(long=True))
         except (RuntimeError, MemoryError) as error:
             if at == candidates[-1] or not is_out_of_memory(error):
                 raise
@@ -258,9 +224,9 @@ def _timed(
 ) -> Row:
     """A first run from beside, since it may search or compile; a second for the peak; the rest."""
     device, latent = decoder.device, decoder.latent(size)
-    guard = job.patient()
+    guard = job.guard(long=True)
 
-    def checked() -> None:
+    def first() -> None:
         output = method.call(latent, guard)
         if not math.isfinite(float(output.sum(dtype=torch.float32))):
             raise FloatingPointError("wrong: the output has NaN or infinity")
@@ -268,14 +234,14 @@ def _timed(
     def run(number: int) -> None:
         method.call(latent, guard)
 
-    begin = time.monotonic()
-    guard.beside(checked, limited=True)
-    first_s = 0.0 if method.stops else time.monotonic() - begin
+    begin = monotonic()
+    guard.beside(first, limited=True)
+    first_s = 0.0 if method.stops else monotonic() - begin
     peak = Peak(device)
     each_s = guard.timed(run, 1, device, first_s)[0] / 1e6
     row = replace(row, peak_mib=peak.mib())
     guard.long = each_s > LONG_S
     expected_s = 0.0 if method.stops else each_s
     times = guard.times_us(run, device, share_s, job.effort.runs, expected_s=expected_s)
-    notes = [row.note, method.plan()]
-    return replace(row, **spread(times, 1e-3), note="; ".join(note for note in notes if note))
+    notes = "; ".join(filter(None, (row.note, method.plan())))
+    return replace(row, **spread(times, 1e-3), note=notes)

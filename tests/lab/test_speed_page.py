@@ -66,7 +66,7 @@ def hostile() -> Document:
 
 
 def pages(made: Document) -> dict[str, str]:
-    look = speed_html.Look(HOSTILE, "data:,", "data:,", "data:,", 1, 0.5)
+    look = Pair(HOSTILE, "data:,", "data:,", "data:,", 1, 0.5)
     found = speed_result.History((made,), {HOSTILE: HOSTILE})
     return {
         "results": speed_html.results(made),

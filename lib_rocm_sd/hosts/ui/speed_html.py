@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from lib_rocm_sd.lab import speed_text, svg
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_parts import AMPLIFIED
-from lib_rocm_sd.lab.speed_result import OURS, WHAT, Document, History
+from lib_rocm_sd.lab.speed_result import OURS, WHAT, Document, History, Pair
 from lib_rocm_sd.lab.speed_text import MACHINE, METHODS_SAID, printable, to_csv, to_markdown
 
 TITLES = {
@@ -23,21 +22,9 @@ TITLES = {
     "step": "Denoising step",
     "image": "Whole image",
 }
-HEAD = ("Method", "Median", "Times ours", "p10 to p90", "Runs", "Peak MiB", "Error")
+HEAD = ("Median", "Times ours", "p10 to p90", "Runs", "Peak MiB", "Error")
 MOST_SKIPPED = 5
 """So many files that were left out of the history are named."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """A pair of pictures to look at. `off`, `on`, `difference`: what an <img> may have as src."""
-
-    case: str
-    off: str
-    on: str
-    difference: str
-    largest: int
-    mean: float
 
 
 def text_of(value: object) -> str:
@@ -93,14 +80,11 @@ def _when(document: Document) -> str:
 
 def _table(rows: Sequence[Row], test: str) -> str:
     """Scrolls inside itself where the window is narrow, by keyboard, too."""
-    head = "".join(f'<th scope="col">{title}</th>' for title in HEAD)
-    ours = {
-        (row.case, row.unit): row.median for row in rows if row.way == OURS[test] and not row.reason
-    }
+    head = "".join(f'<th scope="col">{title}</th>' for title in ("Method", *HEAD))
     body = []
     for case in dict.fromkeys(row.case for row in rows):
-        title = f'<tr><th scope="rowgroup" colspan="{len(HEAD)}">{text_of(case)}</th></tr>'
-        lines = [_line(row, ours.get((case, row.unit)), test) for row in rows if row.case == case]
+        title = f'<tr><th scope="rowgroup" colspan="{len(HEAD) + 1}">{text_of(case)}</th></tr>'
+        lines = [_line(row, rows, test) for row in rows if row.case == case]
         body.append("\n".join(["<tbody>", title, *lines, "</tbody>"]))
     return (
         f'<div class="rocm-sd-speed-scroll" tabindex="0" role="region" aria-label="{TITLES[test]}">'
@@ -108,27 +92,16 @@ def _table(rows: Sequence[Row], test: str) -> str:
     )
 
 
-def _line(row: Row, ours: float | None, test: str) -> str:
+def _line(row: Row, rows: Sequence[Row], test: str) -> str:
     kind = ' class="rocm-sd-speed-ours"' if row.way == OURS[test] else ""
     note = f' title="{text_of(row.note)}"' if row.note else ""
     start = f'<tr{kind}><th scope="row"{note}>{text_of(row.way)}</th>'
     if row.reason:
-        reason = f'<td colspan="{len(HEAD) - 1}" class="rocm-sd-speed-reason">'
+        reason = f'<td colspan="{len(HEAD)}" class="rocm-sd-speed-reason">'
         return f"{start}{reason}{text_of(row.reason)}</td></tr>"
-    cells = "".join(f"<td>{text_of(cell)}</td>" for cell in _cells(row, ours))
+    figures = speed_text.figures(row, rows, test)
+    cells = "".join(f"<td>{text_of(figures[name])}</td>" for name in HEAD)
     return f"{start}{cells}</tr>"
-
-
-def _cells(row: Row, ours: float | None) -> Iterator[str]:
-    yield f"{speed_text.number(row.median)} {row.unit}"
-    ratio = math.nan
-    if ours and row.median > 0:
-        ratio = ours / row.median if row.unit == "it/s" else row.median / ours
-    yield f"{speed_text.number(ratio)}x" if math.isfinite(ratio) else ""
-    yield f"{speed_text.number(row.p10)} to {speed_text.number(row.p90)}"
-    yield str(row.runs)
-    yield f"{row.peak_mib:.0f}" if math.isfinite(row.peak_mib) else ""
-    yield f"{row.error:.1e}" if math.isfinite(row.error) else ""
 
 
 def bars(document: Document) -> str:
@@ -197,7 +170,7 @@ def _link(stem: str, suffix: str, kind: str, content: str) -> str:
     return f'<a download="{text_of(stem)}.{suffix}" href="{href}">{name}</a>'
 
 
-def pictures(looks: Sequence[Look], ident: str) -> str:
+def pictures(looks: Sequence[Pair], ident: str) -> str:
     """Each pair side by side, under a slider, and as a difference; `ident` tells radios apart."""
     if not looks:
         return "<p>No pictures. Measure Whole image to get some.</p>"
@@ -207,7 +180,7 @@ def pictures(looks: Sequence[Look], ident: str) -> str:
 VIEWS = (("side", "Both"), ("slide", "Slider"), ("apart", "Difference"))
 
 
-def _pair(look: Look, name: str) -> str:
+def _pair(look: Pair, name: str) -> str:
     radios = "".join(
         f'<input type="radio" name="{name}" id="{name}-{key}" class="rocm-sd-speed-pick-{key}"'
         f'{" checked" if key == "side" else ""}><label for="{name}-{key}">{label}</label>'

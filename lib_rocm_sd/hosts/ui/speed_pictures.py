@@ -5,49 +5,41 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lib_rocm_sd.hosts.ui.speed_html import Look
-from lib_rocm_sd.lab.speed_job import Shot
-from lib_rocm_sd.lab.speed_result import PICTURE, Document
+from lib_rocm_sd.lab.speed_result import PICTURE, Document, Pair
 
 MOST_SIDE = 768
 """Pixels; the full-size files lie beside the result."""
 LOSSLESS_SIDE = 512
 MOST_PIXELS = 8192 * 8192
-MOST_LOOKS = 4
+MOST = 4
+"""Pairs that a page shows."""
 
 
-def of_shots(shots: Sequence[Shot]) -> list[Look]:
-    """Looks made from pictures in memory, the last MOST_LOOKS of them."""
-    return [
-        Look(
-            shot.case,
-            picture_uri(shot.off.image),
-            picture_uri(shot.on.image),
-            difference_uri(shot.difference),
-            shot.largest,
-            round(shot.mean, 4),
-        )
-        for shot in shots[-MOST_LOOKS:]
-    ]
+def of_shots(shots: Sequence[Pair]) -> list[Pair]:
+    """The last MOST pairs of pictures in memory, for a page."""
+    return [_look(each, each.off.image, each.on.image, each.difference) for each in shots[-MOST:]]
 
 
-def of_files(document: Document, directory: Path | None) -> list[Look]:
-    """Looks made from the files beside a document. Pairs with a missing or damaged file are left
-    out.
-    """
+def of_files(document: Document, directory: Path | None) -> list[Pair]:
+    """The same of the files beside a document. A pair whose files are damaged is left out."""
     looks = []
-    for pair in document.pictures[-MOST_LOOKS:] if directory is not None else ():
+    for pair in document.pictures[-MOST:] if directory is not None else ():
         assert directory is not None
+        names = (pair.off, pair.on, pair.difference)
         try:
-            off, on, apart = (_open(directory, n) for n in (pair.off, pair.on, pair.difference))
+            looks.append(_look(pair, *(_open(directory, name) for name in names)))
         except (OSError, ValueError, SyntaxError):
             continue
-        uris = picture_uri(off), picture_uri(on), difference_uri(apart)
-        looks.append(Look(pair.case, *uris, pair.largest, pair.mean))
     return looks
+
+
+def _look(pair: Pair, off: Any, on: Any, difference: Any) -> Pair:
+    apart = difference_uri(difference)
+    return replace(pair, off=picture_uri(off), on=picture_uri(on), difference=apart)
 
 
 def _open(directory: Path, name: str) -> Any:
