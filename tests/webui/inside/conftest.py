@@ -20,7 +20,7 @@ import pytest
 import torch
 from fastapi import FastAPI
 from gradio import routes
-from starts import kept, make_cheaper, remembered
+from starts import kept, list_once, make_cheaper, remembered
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
@@ -250,6 +250,7 @@ class FakeGpu:
             device = importlib.import_module("lib_rocm_sd.device")
             arch = importlib.import_module("lib_rocm_sd.arch")
             build = importlib.import_module("lib_rocm_sd.runtime.build")
+            list_once()
         finally:
             sys.path = before
         self.kernel = _kernel(attention.MatrixAttention)(self)

@@ -9,6 +9,7 @@ start, but for `TABLES`.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Sequence
 from functools import cache, partial
@@ -18,9 +19,16 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-TABLES = ("lib_rocm_sd.arch", "lib_rocm_sd.ops", "lib_rocm_sd.catalog")
-"""What of lib_rocm_sd is not executed at every start: install.py reads it too, and it imports and
-holds nothing of a WebUI. It took half of a start.
+TABLES = tuple(
+    f"lib_rocm_sd.{name}"
+    for name in (
+        *("arch", "ops", "catalog", "shipped", "errors", "policy", "cards.blueprint"),
+        *("lab.modules", "lab.methods", "runtime.codeobject", "runtime.comgr", "runtime.source"),
+        *("unet.parts", "vae.steps", "vae.trace"),
+    )
+)
+"""What of lib_rocm_sd is not executed at every start: it imports and holds nothing of a WebUI. It
+took more than half of a start.
 """
 _tables: dict[str, dict[str, Any]] = {}
 _references: dict[tuple[str, str], Any] = {}
@@ -105,6 +113,13 @@ def kept() -> set[str]:
             _tables.clear()
             return set()
     return names
+
+
+def list_once() -> None:
+    """What is compiled ahead: a third of a start was to list it."""
+    shipped: Any = importlib.import_module("lib_rocm_sd.shipped")
+    if not hasattr(shipped.part_specs, "cache_info"):
+        shipped.part_specs = cache(shipped.part_specs)
 
 
 def remembered(reference_of: Any) -> Any:
