@@ -116,9 +116,11 @@ class Painter(Client):
         self.facts: dict[str, Any] = {}
         self.is_right = True
 
-    def shot(self, case: Case, args: list[Any]) -> Shot:
+    def shot(self, case: Case, args: list[Any], steps: int = 0) -> Shot:
+        """One request. `steps`: as asked for, where it is 0."""
+        steps = steps or self.asked.steps
         body = {**PICTURE, "width": case.side, "height": case.side, "batch_size": case.batch}
-        body |= {"steps": self.asked.steps, "alwayson_scripts": {SCRIPT: {"args": args}}}
+        body |= {"steps": steps, "alwayson_scripts": {SCRIPT: {"args": args}}}
         self.ask("probe/take")
         made = self.make(body)
         times = self.ask("probe/take")
@@ -129,14 +131,20 @@ class Painter(Client):
         )
         why = "; ".join([*told["why"], *filter(None, [told["vae"]["why"]])])
         return Shot(
-            *(np.stack(made.frames), self.asked.steps / sampled, made.seconds, 1000 * decoded),
+            *(np.stack(made.frames), steps / sampled, made.seconds, 1000 * decoded),
             *(told["runs"], why),
         )
 
-    def choose(self, case: Case) -> None:
-        """Its checkpoint."""
+    def prepare(self, case: Case) -> None:
+        """Load its checkpoint, and wait until nothing is compiled or tried any more; nothing is
+        while a picture is made.
+        """
         if case.checkpoint:
             self.ask("sdapi/v1/options", {"sd_model_checkpoint": case.checkpoint})
+        for _ in range(3):
+            self.shot(case, ALONE, steps=2)
+            self.settled()
+        self.settle(partial(self.shot, case, ALONE, 2))
 
     def left_s(self) -> float:
         return float(self.asked.limit_s) - self.since_start()
@@ -265,8 +273,7 @@ def run(asked: argparse.Namespace, folder: Path) -> bool:
             if painter.left_s() < 0:
                 print(f"{case.name}: no time is left")
                 continue
-            painter.choose(case)
-            painter.settle(partial(painter.shot, case, ALONE))
+            painter.prepare(case)
             now = painter.status()
             painter.facts = {
                 **{"device": now["device"]["name"], **now["versions"], "ours": now["version"]},
