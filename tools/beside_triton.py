@@ -20,11 +20,11 @@ import torch
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.lab import listing, loops
+from lib_rocm_sd.lab import listing
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.runtime import codeobject
 from tests.verify.amdgpu import launch
-from tools import triton_attention
+from tools import pairs, triton_attention
 from tools.key_loop import compiler_version, executed_pass, mix_between
 
 __all__ = ["main", "mix_between"]
@@ -35,7 +35,7 @@ OURS, TRITON = "rocm_sd", "Triton"
 
 @dataclass(frozen=True)
 class Row:
-    """One config of one kernel. `per_pair`: of pairs.PerPair, empty where `failure` says why.
+    """One config of one kernel. `per_pair`: of PerPair, empty where `failure` says why.
     `scratch_bytes`: above 0 where registers are spilled.
     """
 
@@ -47,7 +47,7 @@ class Row:
     scratch_bytes: int = 0
     lds_bytes: int = 0
     waves_per_simd: int = 0
-    per_pair: loops.PerPair | None = None
+    per_pair: pairs.PerPair | None = None
     failure: str = ""
 
 
@@ -82,7 +82,7 @@ def ours_of(arch: Arch, head_dim: int, config: attention_kernel.AttentionConfig)
         one_pass = executed_pass(arch, "float16", head_dim, config)
     except CompileError as error:
         return replace(row, failure=str(error))
-    per_pair = loops.per_pair(one_pass, arch, config.block_q * config.block_k)
+    per_pair = pairs.per_pair(one_pass, arch, config.block_q * config.block_k)
     spec = attention_kernel.spec("float16", head_dim, "none", config)
     return _with_resources(row, arch, launch.built(spec, arch), spec.entry, 0, per_pair)
 
@@ -103,14 +103,14 @@ def tritons_of(arch: Arch, head_dim: int, config: triton_attention.TritonConfig)
 
 def tritons_loop(
     made: triton_attention.Made, arch: Arch, config: triton_attention.TritonConfig
-) -> loops.PerPair:
+) -> pairs.PerPair:
     """What stands in the loop. Raises ValueError."""
     (function,) = listing.from_assembly(made.assembly)
-    return loops.pairs_in_loop(function, arch, config.block_m * config.block_n // config.num_warps)
+    return pairs.pairs_in_loop(function, arch, config.block_m * config.block_n // config.num_warps)
 
 
 def _with_resources(
-    row: Row, arch: Arch, code: bytes, entry: str, lds_bytes: int, per_pair: loops.PerPair
+    row: Row, arch: Arch, code: bytes, entry: str, lds_bytes: int, per_pair: pairs.PerPair
 ) -> Row:
     (found,) = (each for each in codeobject.resources(code) if each.name == entry)
     kernel = replace(found, lds_bytes=found.lds_bytes + lds_bytes)

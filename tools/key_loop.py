@@ -8,9 +8,8 @@ import re
 from collections import Counter
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.lab import listing, loops
+from lib_rocm_sd.lab import listing
 from lib_rocm_sd.lab.cycles import Kind, Mix, work_of
-from lib_rocm_sd.lab.loops import Chunks
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
@@ -20,6 +19,8 @@ from lib_rocm_sd.ops.base import Call, KernelSpec
 from lib_rocm_sd.runtime import build, codeobject, process
 from tests.verify.amdgpu import executor, launch
 from tests.verify.simt.attention import draw
+from tools import pairs
+from tools.pairs import Chunks
 
 
 def compiler_for(arch: Arch) -> str:
@@ -106,7 +107,7 @@ def mix_between(longer: executor.Counts, shorter: executor.Counts) -> Mix:
 
 def usual_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -> Mix:
     """By the usual way through the loop, times the waves. Raises CompileError, NoListingError and
-    the ValueErrors of paths.usual_pass.
+    the ValueErrors of pairs.usual_pass.
     """
     spec, code = built(arch, dtype, head_dim, config)
     made = build.CodeObject(code, compiler_for(arch), False, 0.0)
@@ -119,5 +120,5 @@ def usual_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -
         Chunks(config.block_k // config.chunk_k, 2 * config.chunk_k * head_dim // waves),
     ]
     whole = all(each.passes == 1 for each in chunks)
-    one_wave = loops.usual_pass(function, arch, 2 * row_bytes * head_dim, () if whole else chunks)
+    one_wave = pairs.usual_pass(function, arch, 2 * row_bytes * head_dim, () if whole else chunks)
     return one_wave.times(waves)

@@ -28,7 +28,6 @@ from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import tune
 from lib_rocm_sd.commands.support import arches_of, as_table
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.lab import loops
 from lib_rocm_sd.lab.cycles import Mix
 from lib_rocm_sd.lab.listing import NoListingError
 from lib_rocm_sd.ops import tuned
@@ -36,7 +35,7 @@ from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.runtime import codeobject, source
 from tests.verify.amdgpu.errors import ExecutionError
-from tools import key_loop
+from tools import key_loop, pairs
 
 EXECUTED = ("gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942")
 WAVES_TO_HIDE = 2
@@ -53,7 +52,7 @@ class Candidate:
     config: AttentionConfig
     needs: codeobject.KernelResources
     waves_per_simd: int
-    per_pair: loops.PerPair
+    per_pair: pairs.PerPair
 
     @property
     def spills(self) -> int:
@@ -118,7 +117,7 @@ def _compiled(
 ) -> list[Candidate]:
     """Compiled for the row itself, until the rest has more cycles than one that fits."""
     estimates = {
-        config: loops.per_pair(mix, arch, config.block_q * config.block_k)
+        config: pairs.per_pair(mix, arch, config.block_q * config.block_k)
         for config, mix in mixes.items()
     }
     found: list[Candidate] = []

@@ -1,11 +1,10 @@
-"""A kernel's loops with what stands in them and what that bounds; the usual way through a loop,
-without executing it; and what attention executes for one (query, key) pair, counted, not measured.
+"""A kernel's loops with what stands in them and what that bounds, and the usual way through a loop,
+without executing it.
 
 A loop is a strongly connected part of the graph of basic blocks. It branches for what is rare:
-misaligned rows, the tail, a new maximum. Each such side is the longer one, so the shortest way from
-the loop's header back to it that loads what a pass has to load, in attention's loop over the keys a
-tile of keys and values, is the usual pass. What a branch skips because no lane is left is not left
-out.
+misaligned rows, the tail, a new maximum. Each such side is the longer one, so the cheapest way from
+the loop's header back to it that loads what a pass has to load is the usual pass. What a branch
+skips because no lane is left is not left out.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.lab.cycles import Cycles, Kind, Mix, cycles_of, mix_of
@@ -64,13 +63,10 @@ def blocks_of(function: Function) -> list[Block]:
     firsts = sorted(start for start in starts if start < len(code))
     number = {first: index for index, first in enumerate(firsts)}
     ends = [*firsts[1:], len(code)]
+    successors = (_ways_on(code[end - 1], end) for end in ends)
     return [
-        Block(
-            first,
-            end,
-            tuple(number[to] for to in _ways_on(code[end - 1], end) if to in number),
-        )
-        for first, end in zip(firsts, ends, strict=True)
+        Block(first, end, tuple(number[to] for to in onward if to in number))
+        for first, end, onward in zip(firsts, ends, successors, strict=True)
     ]
 
 
@@ -88,108 +84,76 @@ def loops_of(blocks: list[Block]) -> list[Loop]:
     A loop is a strongly connected part of the graph; the loops inside it are what is left strongly
     connected without the edges to its header. So a loop with two entries is one loop, too.
     """
-    found: list[Loop] = []
-    _nested(blocks, _reached_blocks(blocks), set(), 1, None, found)
-    return found
+    loops: list[Loop] = []
+    _add_loops(blocks, _run_blocks(blocks), set(), 1, None, loops)
+    return loops
 
 
 def straight_blocks(blocks: list[Block], loops: list[Loop]) -> set[int]:
     """The blocks that are reached and lie in no loop."""
-    return _reached_blocks(blocks).difference(*(loop.blocks for loop in loops))
+    return _run_blocks(blocks).difference(*(loop.blocks for loop in loops))
 
 
-def _reached_blocks(blocks: list[Block]) -> set[int]:
-    seen, waiting = {0}, [0]
+def _run_blocks(blocks: list[Block]) -> set[int]:
+    every = range(len(blocks))
+    return _reached([0], {block: blocks[block].successors for block in every}, every)
+
+
+def _reached(
+    starts: Iterable[int], edges: Mapping[int, Iterable[int]], among: Iterable[int]
+) -> set[int]:
+    """Where ways from `starts` lead that stay `among` these blocks, with the starts."""
+    allowed = set(among)
+    seen = allowed.intersection(starts)
+    waiting = list(seen)
     while waiting:
-        for to in blocks[waiting.pop()].successors:
-            if to not in seen:
-                seen.add(to)
-                waiting.append(to)
+        onward = allowed.intersection(edges[waiting.pop()]) - seen
+        seen |= onward
+        waiting += onward
     return seen
 
 
-def _nested(
+def _add_loops(
     blocks: list[Block],
     among: set[int],
     cut: set[tuple[int, int]],
     depth: int,
     parent: int | None,
-    found: list[Loop],
+    loops: list[Loop],
 ) -> set[int]:
     """Append the loops `among` these blocks; the blocks that lie in them."""
     covered: set[int] = set()
     for part in _connected(blocks, among, cut):
-        header = min(_entries(blocks, part) or part)
-        mine = len(found)
-        found.append(Loop(header, frozenset(part), depth, parent, True))
+        outside = (block for index, block in enumerate(blocks) if index not in part)
+        entries = {to for block in outside for to in block.successors if to in part}
+        header, place = min(entries or part), len(loops)
+        loops.append(Loop(header, frozenset(part), depth, parent, True))
         back = {(block, header) for block in part}
-        inner = _nested(blocks, part, cut | back, depth + 1, mine, found)
-        found[mine] = Loop(header, frozenset(part - inner), depth, parent, not inner)
+        inner = _add_loops(blocks, part, cut | back, depth + 1, place, loops)
+        loops[place] = Loop(header, frozenset(part - inner), depth, parent, not inner)
         covered |= part
     return covered
 
 
-def _entries(blocks: list[Block], part: set[int]) -> set[int]:
-    return {
-        to
-        for index, block in enumerate(blocks)
-        if index not in part
-        for to in block.successors
-        if to in part
-    }
-
-
-def _connected(blocks: list[Block], among: set[int], cut: set[tuple[int, int]]) -> list[set[int]]:
-    """The strongly connected parts with a cycle (Tarjan, without recursion), by first block."""
-    edges = {
+def _connected(
+    blocks: list[Block], among: set[int], cut: set[tuple[int, int]]
+) -> Iterator[set[int]]:
+    """The strongly connected parts with a cycle, by first block."""
+    onward = {
         index: [to for to in blocks[index].successors if to in among and (index, to) not in cut]
         for index in among
     }
-    order: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    parts: list[set[int]] = []
-    for root in sorted(among):
-        if root not in order:
-            _visit(root, edges, order, low, stack, parts)
-    return sorted((part for part in parts if _cyclic(part, edges)), key=min)
-
-
-def _cyclic(part: set[int], edges: dict[int, list[int]]) -> bool:
-    return len(part) > 1 or any(index in edges[index] for index in part)
-
-
-def _visit(
-    root: int,
-    edges: dict[int, list[int]],
-    order: dict[int, int],
-    low: dict[int, int],
-    stack: list[int],
-    parts: list[set[int]],
-) -> None:
-    work: list[tuple[int, Iterator[int]]] = []
-
-    def enter(node: int) -> None:
-        order[node] = low[node] = len(order)
-        stack.append(node)
-        work.append((node, iter(edges[node])))
-
-    enter(root)
-    while work:
-        node, ways = work[-1]
-        to = next(ways, None)
-        if to is None:
-            work.pop()
-            if work:
-                low[work[-1][0]] = min(low[work[-1][0]], low[node])
-            if low[node] == order[node]:
-                at = stack.index(node)
-                parts.append(set(stack[at:]))
-                del stack[at:]
-        elif to not in order:
-            enter(to)
-        elif to in stack:
-            low[node] = min(low[node], order[to])
+    back: dict[int, list[int]] = {index: [] for index in among}
+    for index, successors in onward.items():
+        for to in successors:
+            back[to].append(index)
+    left = set(among)
+    for first in sorted(among):
+        if first in left:
+            part = _reached([first], onward, _reached([first], back, left))
+            left -= part
+            if len(part) > 1 or first in onward[first]:
+                yield part
 
 
 _NO_LANES = "s_cbranch_execz"
@@ -198,15 +162,7 @@ _SKIPPED = 1e6
 
 
 class NoWayError(ValueError):
-    """No way leads through a loop, or it is not one loop that walks over the keys."""
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """A loop inside the one over the keys: how often it is passed, and what a wave loads then."""
-
-    passes: int
-    bytes: int
+    """No way leads through a loop."""
 
 
 @dataclass(frozen=True)
@@ -220,20 +176,19 @@ class _Step:
 
 
 class Ways:
-    """The ways through a kernel's loops. `least_bytes`: what a wave loads in an outer pass."""
+    """The ways through a kernel's loops."""
 
-    def __init__(self, function: Function, arch: Arch, least_bytes: int) -> None:
-        self.function, self.arch, self.least_bytes = function, arch, least_bytes
+    def __init__(self, function: Function, arch: Arch) -> None:
+        self.function, self.arch = function, arch
         self.blocks: list[Block] = blocks_of(function)
         self.loops: list[Loop] = loops_of(self.blocks)
-        self.chunks: dict[int, Chunks] = {}
         self.mixes = [mix_of(self.code(block), arch.wave_size) for block in self.blocks]
-        self.weights = [self.weight(mix) for mix in self.mixes]
+        self.weights = [self._weight(mix) for mix in self.mixes]
 
     def code(self, block: Block) -> tuple[Instruction, ...]:
         return tuple(self.function.instructions[block.first : block.last])
 
-    def weight(self, mix: Mix) -> float:
+    def _weight(self, mix: Mix) -> float:
         """Cycles, and a little for each instruction that the cost model does not count."""
         cycles = cycles_of(mix, self.arch)
         return cycles.matrix + cycles.issue + 0.01 * sum(mix.counts.values())
@@ -247,11 +202,7 @@ class Ways:
 
     def standing(self, blocks: Iterable[int]) -> Mix:
         """All that stands in these blocks."""
-        code = (each for block in sorted(blocks) for each in self.code(self.blocks[block]))
-        return mix_of(code, self.arch.wave_size)
-
-    def loaded(self, passed: Counter[int]) -> int:
-        return sum(self.mixes[block].global_bytes * passed[block] for block in passed)
+        return self.mix(Counter(dict.fromkeys(blocks, 1)))
 
     def mix(self, passed: Counter[int]) -> Mix:
         """All that is executed where each block is passed so often."""
@@ -262,23 +213,24 @@ class Ways:
         )
         return mix_of(code, self.arch.wave_size)
 
-    def usual(self, index: int) -> Counter[int]:
-        """How often each of a loop's own blocks is executed on the cheapest way that reads or
-        writes global memory, or on the cheapest where none does.
-        """
-        try:
-            passed = self.through(index, 1)
-        except NoWayError:
-            passed = self.through(index, 0)
-        own = self.loops[index].blocks
-        return Counter({block: times for block, times in passed.items() if block in own})
+    def loaded(self, passed: Counter[int]) -> int:
+        """Bytes."""
+        return sum(self.mixes[block].global_bytes * passed[block] for block in passed)
 
     def usual_passes(self) -> list[Mix]:
         """What one pass of each loop executes, without the loops inside it: the cheapest way that
         reads or writes global memory, if any does. A product of matrices reads its next chunk
         there, which is a whole one. Raises NoWayError, UnknownInstructionError, UnknownRateError.
         """
-        return [self.mix(self.usual(index)) for index in range(len(self.loops))]
+        return [self._usual_pass(index) for index in range(len(self.loops))]
+
+    def _usual_pass(self, index: int) -> Mix:
+        try:
+            passed = self.through(index, 1)
+        except NoWayError:
+            passed = self.through(index, 0)
+        own = self.loops[index].blocks
+        return self.mix(Counter({block: n for block, n in passed.items() if block in own}))
 
     def through(self, index: int, least_bytes: int) -> Counter[int]:
         """How often each block is executed on the cheapest way from a loop's header back to it that
@@ -308,62 +260,25 @@ class Ways:
         """Each step on inside of a loop."""
         within = [number for number in self.inner(index) if at in self.all_blocks(number)]
         if within:
-            passed, members = self._all_passes(within[0]), self.all_blocks(within[0])
+            passed, members = self.all_passes(within[0]), self.all_blocks(within[0])
         else:
             passed, members = Counter({at: 1}), frozenset((at,))
         weight = sum(self.weights[block] * times for block, times in passed.items())
         body = self.all_blocks(index)
         for block in sorted(members):
+            last = self.function.instructions[self.blocks[block].last - 1]
             for to in self.blocks[block].successors:
                 back = to == at == self.loops[index].header
                 if to in body and (to not in members or back):
-                    more = self.skipping(block, to)
+                    skips = last.mnemonic == _NO_LANES and to != block + 1
+                    more = _SKIPPED if skips else 0.0
                     yield _Step(weight + more, self.loaded(passed), passed, to)
 
-    def _all_passes(self, index: int) -> Counter[int]:
-        """Block counts for all passes of an inner loop. A loop without known chunks loads keys or
-        values: half of `least_bytes`.
-        """
-        chunks = self.chunks.get(index)
-        passed = self.through(index, chunks.bytes if chunks else 0)
-        if chunks is None:
-            each = self.loaded(passed)
-            times = -(-self.least_bytes // (2 * each)) if each else 1
-        else:
-            times = chunks.passes
+    def all_passes(self, index: int) -> Counter[int]:
+        """Block counts for all passes of an inner loop: one that loads costs nothing here."""
+        passed = self.through(index, 0)
+        times = 0 if self.loaded(passed) else 1
         return Counter({block: count * times for block, count in passed.items()})
-
-    def skipping(self, block: int, to: int) -> float:
-        last = self.function.instructions[self.blocks[block].last - 1]
-        return _SKIPPED if last.mnemonic == _NO_LANES and to != block + 1 else 0.0
-
-
-def usual_pass(
-    function: Function, arch: Arch, least_bytes: int, chunks: Sequence[Chunks] = ()
-) -> Mix:
-    """What one pass of attention's loop over the keys executes, the outer one with exponentials.
-
-    `least_bytes`: what a wave loads in a pass. `chunks`: of the first loops inside it that use LDS;
-    what comes after is not passed, as it does again what they did. Raises NoWayError,
-    ControlFlowError, UnknownInstructionError, UnknownRateError.
-    """
-    ways = Ways(function, arch, least_bytes)
-    outer = [index for index, loop in enumerate(ways.loops) if loop.parent is None]
-    keys = [
-        index for index in outer if ways.standing(ways.all_blocks(index)).of(Kind.TRANSCENDENTAL)
-    ]
-    if len(keys) != 1:
-        raise NoWayError(f"{function.name} has {len(keys)} outer loops with exponentials")
-    if chunks:
-        inner = [
-            index
-            for index in ways.inner(keys[0])
-            if ways.standing(ways.all_blocks(index)).of(Kind.LDS)
-        ]
-        if len(inner) < len(chunks):
-            raise NoWayError(f"{function.name} has {len(inner)} loops over chunks")
-        ways.chunks = dict.fromkeys(inner, Chunks(0, 0)) | dict(zip(inner, chunks, strict=False))
-    return ways.mix(ways.through(keys[0], least_bytes))
 
 
 @dataclass(frozen=True)
@@ -396,104 +311,28 @@ class KernelWork:
 
 def analysed(function: Function, arch: Arch) -> KernelWork:
     """Raises ControlFlowError, UnknownInstructionError, UnknownRateError, NoWayError."""
-    ways = Ways(function, arch, 0)
+    ways = Ways(function, arch)
     straight = ways.standing(straight_blocks(ways.blocks, ways.loops))
-    usual = enumerate(ways.usual_passes())
-    works = tuple(_loop_work(ways, index, mix) for index, mix in usual)
-    return KernelWork(straight, cycles_of(straight, arch), works, _hot(works))
-
-
-def _loop_work(ways: Ways, index: int, usual: Mix) -> LoopWork:
-    loop, arch = ways.loops[index], ways.arch
-    skipped = _skipped(ways.blocks, loop.header, ways.all_blocks(index))
-    mix, conditional = ways.standing(loop.blocks), ways.standing(loop.blocks & skipped)
-    cycles = cycles_of(mix, arch)
-    return LoopWork(loop.depth, loop.parent, mix, conditional, cycles, cycles_of(usual, arch))
+    works: list[LoopWork] = []
+    for index, (loop, usual) in enumerate(zip(ways.loops, ways.usual_passes(), strict=True)):
+        skipped = _skipped(ways.blocks, loop.header, ways.all_blocks(index))
+        mix, conditional = ways.standing(loop.blocks), ways.standing(loop.blocks & skipped)
+        cycles = cycles_of(mix, arch), cycles_of(usual, arch)
+        works.append(LoopWork(loop.depth, loop.parent, mix, conditional, *cycles))
+    return KernelWork(straight, cycles_of(straight, arch), tuple(works), _hot(works))
 
 
 def _skipped(blocks: list[Block], header: int, body: frozenset[int]) -> frozenset[int]:
     """The blocks of `body` around which some way leads from the header back to it."""
-    return frozenset(block for block in body - {header} if _returns(blocks, header, body - {block}))
+    onward = {block: blocks[block].successors for block in body}
+    starts = blocks[header].successors
+    others = body - {header}
+    return frozenset(each for each in others if header in _reached(starts, onward, body - {each}))
 
 
-def _returns(blocks: list[Block], header: int, body: frozenset[int]) -> bool:
-    seen: set[int] = set()
-    waiting = [header]
-    while waiting:
-        for to in blocks[waiting.pop()].successors:
-            if to == header:
-                return True
-            if to in body and to not in seen:
-                seen.add(to)
-                waiting.append(to)
-    return False
-
-
-def _hot(loops: tuple[LoopWork, ...]) -> int | None:
+def _hot(loops: list[LoopWork]) -> int | None:
     def weight(index: int) -> tuple[float, int, int]:
         loop = loops[index]
         return (loop.cycles.matrix, loop.mix.global_bytes, loop.mix.of(Kind.VECTOR))
 
     return max(range(len(loops)), key=weight, default=None)
-
-
-class NoPairsError(ValueError):
-    """The loop over the keys, or what a pass through it computes, could not be made out."""
-
-
-@dataclass(frozen=True)
-class PerPair:
-    """Instructions: those of a wave times its lanes, so that 1 is one instruction of one lane for
-    each pair. `vector` is without matrix and transcendental ones, both halves of a dual-issue pair
-    counted; `vector_slots` their issue slots. `scalar` with scalar loads and branches. Bytes of all
-    lanes. `estimated_cycles`: of a SIMD for 1024 pairs, and `bound` on the use of the matrix units,
-    by the cost model; 0 where none are used.
-    """
-
-    matrix: float
-    transcendental: float
-    vector: float
-    vector_slots: float
-    scalar: float
-    lds: float
-    lds_bytes: float
-    global_bytes: float
-    estimated_cycles: float
-    bound: float
-
-    def as_dict(self) -> dict[str, float]:
-        """Rounded, for JSON."""
-        return {name: round(value, 3) for name, value in asdict(self).items()}
-
-
-def pairs_in_loop(function: Function, arch: Arch, pairs: int) -> PerPair:
-    """Counts per pair in the loop with the most matrix work. Nothing in it may be conditional.
-    `pairs`: those that one wave computes in a pass. Raises NoPairsError, ControlFlowError,
-    UnknownInstructionError, UnknownRateError.
-    """
-    work = analysed(function, arch)
-    if work.hot is None:
-        raise NoPairsError(f"{function.name} has no loop")
-    hot = work.loops[work.hot]
-    if hot.conditional.counts or any(loop.parent == work.hot for loop in work.loops):
-        raise NoPairsError(f"{function.name}: parts of the loop are conditional or loops")
-    return per_pair(hot.mix, arch, pairs)
-
-
-def per_pair(mix: Mix, arch: Arch, pairs: int) -> PerPair:
-    """Counts per pair, from the wave instructions that did the work of `pairs` pairs."""
-    mix = mix.beside(arch.matrix)
-    each = arch.wave_size / pairs
-    cycles = cycles_of(mix, arch)
-    return PerPair(
-        matrix=mix.of(Kind.MATRIX) * each,
-        transcendental=mix.of(Kind.TRANSCENDENTAL) * each,
-        vector=mix.of(Kind.VECTOR) * each,
-        vector_slots=mix.vector_slots * each,
-        scalar=sum(map(mix.of, (Kind.SCALAR, Kind.SCALAR_MEMORY, Kind.BRANCH))) * each,
-        lds=mix.of(Kind.LDS) * each,
-        lds_bytes=mix.lds_bytes / pairs,
-        global_bytes=mix.global_bytes / pairs,
-        estimated_cycles=1024 * cycles.total / pairs,
-        bound=cycles.bounds().get("bound", 0.0),
-    )

@@ -12,7 +12,6 @@ pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instruc
 
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.commands import inspect
-from lib_rocm_sd.lab import loops
 from lib_rocm_sd.lab.cycles import Kind
 from lib_rocm_sd.lab.listing import Function, Instruction
 from lib_rocm_sd.lab.loops import analysed
@@ -21,7 +20,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests.verify.amdgpu.launch import missing
 from tests.verify.amdgpu.test_amdgpu_triton import executable, run
 from tests.verify.simt.attention import draw
-from tools import beside_triton, triton_attention
+from tools import beside_triton, pairs, triton_attention
 
 COUNTS = ("matrix", "transcendental", "vector", "vector_slots", "scalar", "lds")
 
@@ -36,7 +35,7 @@ def test_what_stands_in_tritons_loop_is_what_a_pass_executes(gfx: str, queries: 
     for tiles in (3, 2):
         problem = AttentionProblem(1, 1, queries, 32 * tiles, 64, "float16", "none")
         counts.append(run(arch, code, config, *draw(problem))[1])
-    executed = loops.per_pair(beside_triton.mix_between(*counts), arch, 32 * queries).as_dict()
+    executed = pairs.per_pair(beside_triton.mix_between(*counts), arch, 32 * queries).as_dict()
     standing = beside_triton.tritons_loop(made, arch, config).as_dict()
     assert {name: executed[name] for name in COUNTS} == {name: standing[name] for name in COUNTS}
     assert standing["transcendental"] > 1 and standing["vector"] > 1
@@ -67,17 +66,17 @@ def test_a_loop_with_a_condition_in_it_is_not_counted() -> None:
     loop = [(wmma, None), ("s_cbranch_scc1", 3), ("v_add_f32_e32", None), ("s_cbranch_scc0", 0)]
     code = [Instruction((name,), target) for name, target in [*loop, ("s_endpgm", None)]]
     function = Function("kernel", tuple(code))
-    with pytest.raises(loops.NoPairsError, match="conditional"):
-        loops.pairs_in_loop(function, arch, 256)
+    with pytest.raises(pairs.NoPairsError, match="conditional"):
+        pairs.pairs_in_loop(function, arch, 256)
     straight = replace(
         function, instructions=(code[0], code[2], replace(code[3], target=0), code[4])
     )
     assert analysed(straight, arch).loops[0].mix.of(Kind.VECTOR) == 1
-    assert loops.pairs_in_loop(straight, arch, 256).vector == 32 / 256
+    assert pairs.pairs_in_loop(straight, arch, 256).vector == 32 / 256
 
 
 def test_the_page_has_the_best_of_each_and_what_failed() -> None:
-    counted = loops.PerPair(1, 1, 6, 5, 0.1, 1, 16, 2, 800, 0.6)
+    counted = pairs.PerPair(1, 1, 6, 5, 0.1, 1, 16, 2, 800, 0.6)
     ours = beside_triton.Row("gfx1201", 64, beside_triton.OURS, "64x64", 100, per_pair=counted)
     theirs = replace(ours, kernel=beside_triton.TRITON, config="slow", per_pair=counted)
     fast = replace(theirs, config="fast", per_pair=replace(counted, estimated_cycles=700, vector=8))

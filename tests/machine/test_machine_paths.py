@@ -8,6 +8,7 @@ from lib_rocm_sd.arch import table
 from lib_rocm_sd.lab import loops
 from lib_rocm_sd.lab.cycles import Kind, Mix
 from lib_rocm_sd.lab.listing import Function, Instruction
+from tools import pairs
 
 ARCH = table()["gfx1030"]
 EXP, ADD, DOT = "v_exp_f32_e32", "v_add_f32_e32", "v_dot2_f32_f16"
@@ -23,10 +24,10 @@ def function(code: tuple[tuple[str, int] | str, ...]) -> Function:
 
 
 def passed(
-    *code: tuple[str, int] | str, loads: int = 0, chunks: tuple[loops.Chunks, ...] = ()
+    *code: tuple[str, int] | str, loads: int = 0, chunks: tuple[pairs.Chunks, ...] = ()
 ) -> Mix:
     """One pass of a loop that has to execute LOAD so often."""
-    return loops.usual_pass(function(code), ARCH, loads * WAVE_BYTES, chunks)
+    return pairs.usual_pass(function(code), ARCH, loads * WAVE_BYTES, chunks)
 
 
 def test_the_shorter_side_of_a_branch_counts() -> None:
@@ -53,11 +54,11 @@ def test_a_way_loads_what_it_has_to_and_no_more() -> None:
 
 def test_a_loop_over_chunks_is_passed_as_often_as_is_said() -> None:
     code = (EXP, READ, LOAD, DOT, (AGAIN, 1), ADD, READ, LOAD, (AGAIN, 6), (AGAIN, 0), END)
-    chunks = (loops.Chunks(8, WAVE_BYTES), loops.Chunks(3, WAVE_BYTES))
+    chunks = (pairs.Chunks(8, WAVE_BYTES), pairs.Chunks(3, WAVE_BYTES))
     mix = passed(*code, loads=11, chunks=chunks)
     assert (mix.of(Kind.MATRIX), mix.of(Kind.LDS), mix.of(Kind.GLOBAL)) == (8, 11, 11)
     assert mix.of(Kind.VECTOR) == mix.of(Kind.TRANSCENDENTAL) == 1
-    again = passed(*code, loads=0, chunks=(loops.Chunks(2, 0),))  # the second is not usual
+    again = passed(*code, loads=0, chunks=(pairs.Chunks(2, 0),))  # the second is not usual
     assert (again.of(Kind.MATRIX), again.of(Kind.LDS)) == (2, 2)
     with pytest.raises(loops.NoWayError, match="2 loops over chunks"):
         passed(*code, chunks=(*chunks, *chunks))
@@ -77,7 +78,7 @@ def test_no_loop_over_keys() -> None:
 
 
 def usual(*code: tuple[str, int] | str) -> list[Mix]:
-    return loops.Ways(function(code), ARCH, 0).usual_passes()
+    return loops.Ways(function(code), ARCH).usual_passes()
 
 
 def test_a_pass_is_the_cheapest_on_which_something_is_loaded() -> None:
@@ -96,7 +97,6 @@ def test_loops_inside_are_not_counted_and_where_nothing_is_loaded_the_cheapest_w
 @pytest.mark.parametrize(("gfx", "apart"), [("gfx1100", 0.06), ("gfx942", 0.15)])
 def test_the_usual_way_is_about_what_is_executed(gfx: str, apart: float) -> None:
     pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instructions")
-    from lib_rocm_sd.lab import loops
     from lib_rocm_sd.ops.attention import kernel as attention_kernel
     from tests.verify.amdgpu.launch import missing
     from tools import key_loop
@@ -112,7 +112,7 @@ def test_the_usual_way_is_about_what_is_executed(gfx: str, apart: float) -> None
             for count in (key_loop.usual_pass, key_loop.executed_pass)
         ]
         usual, counted = (
-            loops.per_pair(mix, arch, config.block_q * config.block_k) for mix in mixes
+            pairs.per_pair(mix, arch, config.block_q * config.block_k) for mix in mixes
         )
         assert usual.matrix == counted.matrix
         assert usual.transcendental == pytest.approx(counted.transcendental, rel=0.05)

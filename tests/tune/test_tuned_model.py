@@ -16,7 +16,6 @@ pytest.importorskip("tinygrad", reason="no tinygrad, which decodes AMD's instruc
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.commands import tune
 from lib_rocm_sd.lab import cycles, loops
-from lib_rocm_sd.lab.loops import PerPair
 from lib_rocm_sd.ops import tuned
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.runtime import source
@@ -24,8 +23,9 @@ from lib_rocm_sd.runtime.codeobject import KernelResources
 from tests import executed, noted
 from tests.verify.amdgpu import executor
 from tests.verify.amdgpu.launch import missing
-from tools import key_loop
+from tools import key_loop, pairs
 from tools import tuned as model
+from tools.pairs import PerPair
 from tools.tuned import Candidate
 
 SPACE = kernel.configs(table()["gfx1100"], 64)
@@ -75,7 +75,7 @@ def form_parts(codes: noted.Codes, gfx: str) -> object:
     """What the model counts, and how."""
     row = table()[gfx]
     specs = [kernel.spec("bfloat16", 40, "none", each) for each in kernel.configs(row, 40)]
-    how = executed.texts(model, key_loop, cycles, loops)
+    how = executed.texts(model, key_loop, pairs, cycles, loops)
     return executor.VERSION, [codes.of(spec, row) for spec in specs], how
 
 

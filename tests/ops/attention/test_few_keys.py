@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import Arch, amd_table, table
-from lib_rocm_sd.lab import loops
 from lib_rocm_sd.ops.attention import kernel
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -14,7 +13,7 @@ from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests.ops.running import compute
 from tests.verify.amdgpu import launch
-from tools import key_loop
+from tools import key_loop, pairs
 
 
 def first(gfx: str, problem: AttentionProblem) -> kernel.AttentionConfig:
@@ -87,7 +86,7 @@ def test_groups_keep_the_keys_for_several_tiles_of_queries(
 def cycles(arch: Arch, config: kernel.AttentionConfig) -> float:
     """Estimated, of a SIMD, for 1024 of the pairs of a prompt's 77 keys."""
     mix = key_loop.executed_group(arch, "float16", 40, config, 77)
-    return loops.per_pair(mix, arch, config.block_q * 77).estimated_cycles
+    return pairs.per_pair(mix, arch, config.block_q * 77).estimated_cycles
 
 
 @pytest.mark.skipif(launch.missing() is not None, reason=str(launch.missing()))
