@@ -281,7 +281,7 @@ def page_of(device: str | None, folder: Path) -> tuple[Any, dict[str, Any]]:
 
     from lib_rocm_sd.commands.standalone import Standalone
     from lib_rocm_sd.hosts.ui import speed_tab
-    from lib_rocm_sd.hosts.ui.speed_view import View
+    from lib_rocm_sd.hosts.ui.speed_tab import View
     from lib_rocm_sd.lab.speed_session import session
 
     side = Standalone(torch.device(device) if device else None, folder)

@@ -5,6 +5,7 @@ pick instead, each timed only once it is right.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as data
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 
 from lib_rocm_sd import checks
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine.measure import NumberedCall, input_sets, queued, timed
+from lib_rocm_sd.engine.measure import input_sets, queued, timed
 from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 from lib_rocm_sd.lab import svg, timing
 from lib_rocm_sd.lab.methods import ALLOWANCE, METHODS, AmdLoops, Exact, expected
@@ -42,7 +44,7 @@ from lib_rocm_sd.lab.rows import (
 )
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.attention.problem import CASES, ODD, AttentionProblem, Case
+from lib_rocm_sd.ops.attention.problem import CASES, ODD, AttentionProblem
 from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Variant
 from lib_rocm_sd.report import config_fields
 
@@ -98,9 +100,16 @@ def run(
     heading: Callable[[dict[str, Any]], str],
 ) -> int:
     """Measure, print, write. 1 if ours was wrong, 2 on bad options."""
-    refusal = _refusal(args, device)
-    if refusal:
-        print(refusal, file=sys.stderr)
+    row_s = QUICK_ROW_S if args.quick else ROW_S
+    effort = AttentionEffort(args.runs, row_s, args.configs, tuple(args.variant or ()))
+    chosen = [] if args.source else problems(args, device)
+    if not args.source and not chosen:
+        print(none_named(args.case), file=sys.stderr)
+        return 2
+    if not any(effort.wants(variant.name) for variant in ALL):
+        names = ", ".join(variant.name for variant in ALL)
+        words = " or ".join(args.variant)
+        print(f"--variant: none of {names} has {words} in its name", file=sys.stderr)
         return 2
     if args.source:
         try:
@@ -111,7 +120,6 @@ def run(
             return 2
     else:
         result = Result(COLUMNS, machine, args.json)
-        chosen, effort = problems(args, device), _effort(args)
         _compile(chosen, info, launch, effort)
         besides = CASE_FLOPS["cuda" if device.type == "cuda" else "cpu"]
         progress = Countdown([besides + problem.flops for _, problem in chosen])
@@ -127,18 +135,12 @@ def run(
     return int(is_wrong([row for row in result.rows if row.way == OURS]))
 
 
-def _refusal(args: argparse.Namespace, device: torch.device) -> str:
-    """Why these options cannot be followed; empty if they can."""
-    if not args.source and not problems(args, device):
-        return none_named(args.case)
-    if not any(_effort(args).wants(variant.name) for variant in ALL):
-        names = ", ".join(variant.name for variant in ALL)
-        return f"--variant: none of {names} has {' or '.join(args.variant)} in its name"
-    return ""
-
-
 def problems(args: argparse.Namespace, device: torch.device) -> Problems:
     """Label and problem of what is asked for, one dtype after the other."""
+
+    def is_long(problem: AttentionProblem) -> bool:
+        return device.type == "cpu" and problem.flops > QUICK_CPU_FLOPS
+
     if args.small:
         every = [(f"odd {number}", problem) for number, problem in enumerate(ODD, 1)]
     else:
@@ -146,16 +148,11 @@ def problems(args: argparse.Namespace, device: torch.device) -> Problems:
             (case.name, replace(case.problem, dtype=dtype))
             for dtype in dict.fromkeys(args.dtype or DTYPES[: 1 if args.quick else None])
             for case in CASES
-            if args.case or not args.quick or _quick(case, device)
+            if args.case or not args.quick or (case.usual and not is_long(case.problem))
         ]
     return [
         (label, problem) for label, problem in every if is_named(args.case, f"{label} {problem}")
     ]
-
-
-def _quick(case: Case, device: torch.device) -> bool:
-    """Whether a case is measured with --quick, unless --case names it."""
-    return case.usual and (device.type != "cpu" or case.problem.flops <= QUICK_CPU_FLOPS)
 
 
 @dataclass(frozen=True)
@@ -181,11 +178,6 @@ class AttentionEffort:
         return every[:1] if variant.ours and not self.every_config else every
 
 
-def _effort(args: argparse.Namespace) -> AttentionEffort:
-    row_s = QUICK_ROW_S if args.quick else ROW_S
-    return AttentionEffort(args.runs, row_s, args.configs, tuple(args.variant or ()))
-
-
 def _compile(
     chosen: Problems, info: DeviceInfo, launch: Launch | None, effort: AttentionEffort
 ) -> None:
@@ -194,12 +186,9 @@ def _compile(
     if build is None or info.arch is None:
         return
     specs: dict[KernelSpec, None] = {}
-    for _, problem in chosen:
-        for variant in ALL:
-            if not variant.ours or variant.refusals(info.arch, problem):
-                continue
-            if not effort.wants(variant.name):
-                continue
+    ours = [variant for variant in ALL if variant.ours and effort.wants(variant.name)]
+    for variant, (_, problem) in itertools.product(ours, chosen):
+        if not variant.refusals(info.arch, problem):
             for config in effort.configs(variant, info, problem):
                 specs.update(dict.fromkeys(variant.specs(info.arch, problem, config)))
     say(f"{len(specs)} kernels are needed; what is not compiled yet is compiled now")
@@ -218,16 +207,71 @@ class _Entry:
 
     row: Row
     variant: Variant[AttentionProblem, AttentionInputs]
+    problem: AttentionProblem
     config: Any
     launch: Launch | None
     run: Callable[..., torch.Tensor]
+    sets: Sequence[AttentionInputs] = ()
     submit_s: float = 0.0
     round_runs: int = 0
     times: list[float] = data(default_factory=list)
     waiting: list[float] = data(default_factory=list)
 
-    def output(self, problem: AttentionProblem, inputs: AttentionInputs) -> torch.Tensor:
-        return self.run(Call(problem, inputs, self.launch, self.config))
+    @property
+    def device(self) -> torch.device:
+        return self.sets[0].q.device
+
+    def call(self, number: int) -> torch.Tensor:
+        """The output for the inputs of a number."""
+        inputs = self.sets[number % len(self.sets)]
+        return self.run(Call(self.problem, inputs, self.launch, self.config))
+
+    def verify(self, exact: Exact, effort: AttentionEffort) -> None:
+        """Compare with float64, note the memory, warm up and decide on the number of runs."""
+        device = self.device
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                call = Call(self.problem, self.sets[0], self.launch, self.config)
+                self.run = self.variant.bound(call)
+                self.call(0)  # compile, load, allocate workspaces of libraries
+            peak = timing.Peak(device)
+            out = self.call(0)
+            held, size = peak.bytes(), out.numel() * out.element_size()
+            extra = None if held is None else max(0, held - size)
+            error = exact.error(out)
+            del out
+            self.row = replace(self.row, error=error, checked_rows=exact.rows, extra_bytes=extra)
+            allowance = ALLOWANCE if self.variant in METHODS else 1.0
+            if not error <= allowance * ATTENTION.tolerance(self.problem):
+                self.row = replace(self.row, reason=f"wrong: error {error:.1e}")
+                return
+            self.submit_s = timing.warm_up(self.call, device)
+            once_us = min(timed(self.call, 2, device))
+            runs = min(effort.runs, max(int(1e6 * effort.row_s / max(once_us, 1e-3)), LEAST_RUNS))
+            self.round_runs = -(-runs // ROUNDS)
+            if once_us <= SHORT_US and device.type == "cuda":
+                self.waiting = timed(self.call, runs, device)
+        except FAILURES as failure:
+            self.row = replace(self.row, reason=_why(failure, self.problem, said))
+
+    def time(self) -> None:
+        """A round, if there is no reason not to."""
+        if self.row.reason:
+            return
+        try:
+            queued(self.call, min(self.round_runs, 3), self.device, self.submit_s)
+            self.times += queued(self.call, self.round_runs, self.device, self.submit_s)
+        except FAILURES as failure:
+            self.row = replace(self.row, reason=_why(failure, self.problem))
+
+    def finished(self) -> Row:
+        """The row with its figures, or why there are none."""
+        if self.row.reason:
+            return self.row
+        waiting_us = statistics.median(self.waiting) if self.waiting else math.nan
+        row = replace(self.row, **spread(self.times), waiting_us=waiting_us)
+        return replace(row, tflops=self.problem.flops / row.median / 1e6)
 
 
 def measure(
@@ -253,14 +297,14 @@ def measure(
             return [replace(each.row, reason=each.row.reason or said) for each in entries]
         ready = [each for each in entries if not each.row.reason]
         for each in ready:
-            _verify(each, sets, exact, problem, effort)
+            each.sets = sets
+            each.verify(exact, effort)
             failed_or_large = each.row.reason or (each.row.extra_bytes or 0) > CLEAN_BYTES
             if device.type == "cuda" and failed_or_large:  # others may need its memory
                 timing.clean(device)
-        for _ in range(ROUNDS):
-            for each in ready:
-                _round(each, sets, problem)
-    return fastest([_finished(each, problem) for each in entries])
+        for each in ready * ROUNDS:
+            each.time()
+    return fastest([each.finished() for each in entries])
 
 
 def _entries(
@@ -279,77 +323,17 @@ def _entries(
             refusals = list(info.reasons) or ["there is no launcher"]
         if refusals:
             row = replace(row, reason="; ".join(refusals))
-            yield _Entry(row, variant, None, None, variant.run)
+            yield _Entry(row, variant, problem, None, None, variant.run)
             continue
         for config in effort.configs(variant, info, problem):
             shown = replace(row, config=config_fields(config))
-            yield _Entry(shown, variant, config, launch if variant.ours else None, variant.run)
+            own = launch if variant.ours else None
+            yield _Entry(shown, variant, problem, config, own, variant.run)
 
 
 def rotating_inputs(problem: AttentionProblem, device: torch.device) -> list[AttentionInputs]:
     """As (batch, seq, heads*head_dim) in different memory, more of it than the cache has."""
-    return input_sets(
-        ATTENTION, problem, device, lambda size_bytes: timing.sets_needed(size_bytes, device)
-    )
-
-
-def _call(
-    entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionProblem
-) -> NumberedCall:
-    return lambda number: entry.output(problem, sets[number % len(sets)])
-
-
-def _verify(
-    entry: _Entry,
-    sets: Sequence[AttentionInputs],
-    exact: Exact,
-    problem: AttentionProblem,
-    effort: AttentionEffort,
-) -> None:
-    """Compare with float64, note the memory, warm up and decide on the number of runs."""
-    device, call = sets[0][0].device, _call(entry, sets, problem)
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            entry.run = entry.variant.bound(Call(problem, sets[0], entry.launch, entry.config))
-            call(0)  # compile, load, allocate workspaces of libraries
-        out, extra_bytes = _held(entry, problem, sets[0])
-        error = exact.error(out)
-        del out
-        entry.row = replace(
-            entry.row, error=error, checked_rows=exact.rows, extra_bytes=extra_bytes
-        )
-        allowance = ALLOWANCE if entry.variant in METHODS else 1.0
-        if not error <= allowance * ATTENTION.tolerance(problem):
-            entry.row = replace(entry.row, reason=f"wrong: error {error:.1e}")
-            return
-        entry.submit_s = timing.warm_up(call, device)
-        once_us = min(timed(call, 2, device))
-        runs = min(effort.runs, max(int(1e6 * effort.row_s / max(once_us, 1e-3)), LEAST_RUNS))
-        entry.round_runs = -(-runs // ROUNDS)
-        if once_us <= SHORT_US and device.type == "cuda":
-            entry.waiting = timed(call, runs, device)
-    except FAILURES as failure:
-        entry.row = replace(entry.row, reason=_why(failure, problem, said))
-
-
-def _round(entry: _Entry, sets: Sequence[AttentionInputs], problem: AttentionProblem) -> None:
-    if entry.row.reason:
-        return
-    device, call = sets[0][0].device, _call(entry, sets, problem)
-    try:
-        queued(call, min(entry.round_runs, 3), device, entry.submit_s)
-        entry.times += queued(call, entry.round_runs, device, entry.submit_s)
-    except FAILURES as failure:
-        entry.row = replace(entry.row, reason=_why(failure, problem))
-
-
-def _finished(entry: _Entry, problem: AttentionProblem) -> Row:
-    if entry.row.reason:
-        return entry.row
-    waiting_us = statistics.median(entry.waiting) if entry.waiting else math.nan
-    row = replace(entry.row, **spread(entry.times), waiting_us=waiting_us)
-    return replace(row, tflops=problem.flops / row.median / 1e6)
+    return input_sets(ATTENTION, problem, device, partial(timing.sets_needed, device=device))
 
 
 def fastest(rows: Sequence[Row]) -> list[Row]:
@@ -358,28 +342,10 @@ def fastest(rows: Sequence[Row]) -> list[Row]:
     kept: list[Row] = []
     for name in dict.fromkeys(row.way for row in rows):
         group = [row for row in rows if row.way == name]
-        kept += group if name in ours else [min(group, key=_rank)]
+        timed_ones = [row for row in group if not row.reason]
+        best = min(timed_ones, key=lambda row: row.median, default=group[0])
+        kept += group if name in ours else [best]
     return kept
-
-
-def _rank(row: Row) -> tuple[bool, float]:
-    return bool(row.reason), math.inf if math.isnan(row.median) else row.median
-
-
-def _held(
-    entry: _Entry, problem: AttentionProblem, inputs: AttentionInputs
-) -> tuple[torch.Tensor, int | None]:
-    """The output, and the device memory that was held at most beyond inputs and output."""
-    device = inputs[0].device
-    if device.type != "cuda":
-        return entry.output(problem, inputs), None
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    out = entry.output(problem, inputs)
-    torch.cuda.synchronize(device)
-    held = torch.cuda.max_memory_allocated(device) - before
-    return out, max(0, held - out.numel() * out.element_size())
 
 
 def _why(
@@ -404,9 +370,9 @@ _HEADINGS = ("not used because:", "runtime disabled.", "been runtime disabled")
 
 def grouped(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows of each case: those that are compared with each other."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.case, json.dumps(row.problem, sort_keys=True)), []).append(row)
+        groups.setdefault(json.dumps([row.case, row.problem], sort_keys=True), []).append(row)
     return list(groups.values())
 
 

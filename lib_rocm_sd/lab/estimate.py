@@ -18,8 +18,6 @@ from lib_rocm_sd.catalog.vae import Layer as VaeLayer
 from lib_rocm_sd.lab.cycles import HALF_OPERATIONS, Cycles, rates_of
 from lib_rocm_sd.lab.listing import listing
 from lib_rocm_sd.lab.loops import KernelWork, LoopWork, analysed
-from lib_rocm_sd.ops.attention import kernel as attention_kernel
-from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Op
@@ -119,6 +117,34 @@ class Target:
         """Milliseconds in which memory moves so many bytes."""
         return moved / self.card.bandwidth_gb_s * 1e-6
 
+    def launch(
+        self,
+        name: str,
+        config: str,
+        groups: int,
+        waves: int,
+        cycles: Cycles,
+        bound: float,
+        flops: int,
+        computed: float,
+        moved: float,
+    ) -> Estimate:
+        """`groups` of `waves`, each of them `cycles` long. `flops` are needed, `computed` are done;
+        `moved` bytes.
+        """
+        per_simd = max(waves / SIMDS, 1) * -(-groups // self.places)
+        return Estimate(
+            name,
+            config,
+            flops * 1e-9,
+            self.cycles_ms(per_simd * cycles.total),
+            self.cycles_ms(per_simd * cycles.serial),
+            self.cycles_ms(per_simd * cycles.overlapped),
+            self.bytes_ms(moved),
+            bound,
+            computed / flops,
+        )
+
 
 def target_of(arch: Arch, card: Card) -> Target:
     """With this machine's compilers. Its `work_of` raises CompileError, NoListingError and the
@@ -137,69 +163,15 @@ def estimates(layers: Sequence[VaeLayer], target: Target) -> list[Estimate]:
     """Each layer of a VAE; attention is two rows, its products and what is around them."""
     rows: list[Estimate] = []
     for layer in layers:
-        if isinstance(layer.problem, ConvProblem):
-            rows.append(_conv(layer.name, layer.problem, target))
-        else:
-            rows += [of(layer.name, layer.problem, target) for of in (_attention, _projections)]
+        name, p = layer.name, layer.problem
+        if isinstance(p, AttentionProblem):
+            rows += [_attention(name, p, target), _projections(name, p, target)]
+            continue
+        taps, stored = (4, 16) if p.kind == "upsample" else (9, 9)
+        flops = 2 * p.out_values * (taps * p.in_channels + p.through)
+        weights = p.out_channels * (stored * p.in_channels + p.through)
+        rows.append(_conv(name, p, target, p, p.kind, flops, weights)[0])
     return rows
-
-
-@dataclass(frozen=True)
-class Launched:
-    """One launch of a kernel: `groups` of `waves`, each of them `cycles` long. `flops` are needed,
-    `computed` are done.
-    """
-
-    config: str
-    groups: int
-    waves: int
-    cycles: Cycles
-    bound: float
-    flops: int
-    computed: float
-    moved_bytes: float
-
-    def estimate(self, name: str, target: Target) -> Estimate:
-        rounds = -(-self.groups // target.places)
-        per_simd = max(self.waves / SIMDS, 1) * rounds
-        return Estimate(
-            name,
-            self.config,
-            self.flops * 1e-9,
-            target.cycles_ms(per_simd * self.cycles.total),
-            target.cycles_ms(per_simd * self.cycles.serial),
-            target.cycles_ms(per_simd * self.cycles.overlapped),
-            target.bytes_ms(self.moved_bytes),
-            self.bound,
-            self.computed / self.flops,
-        )
-
-
-def _conv(name: str, p: ConvProblem, target: Target) -> Estimate:
-    variant = MatrixConv(p.kind)
-    config = variant.configs(target.arch, p)[0]
-    spec = variant.specs(target.arch, p, config)[0]
-    upsample = p.kind == "upsample"
-    taps = 4 if upsample else 9  # per pixel of the output
-    tiles = -(-p.width // 16) * -(-p.height // config.rows) * (4 if upsample else 1)
-    blocks = -(-p.out_channels // config.block_co)
-    through = {"none": 0, "identity": 1, "conv": p.shortcut_channels // 16}[p.shortcut]
-    products = (taps * p.in_channels // 16 + through) * config.tiles_co * config.tiles_pix
-    chunks = p.in_channels // dict(spec.defines)["CHUNK_C"]
-    side = 2 if upsample else 3
-    rows, columns = p.out_size
-    extra = p.shortcut_channels if p.shortcut == "conv" else 0
-    images = p.height * p.width * p.in_channels
-    images += rows * columns * (p.out_channels + p.shortcut_channels)
-    weights = p.out_channels * ((16 if upsample else 9) * p.in_channels + extra)
-    return convolved(
-        target,
-        spec,
-        f"{config.waves_co}x{config.waves_pix} waves, {config.tiles_co}x{config.tiles_pix} tiles",
-        Tiles(tiles * blocks, config.block, products, (chunks, chunks * side, chunks * side**2)),
-        2 * rows * columns * p.out_channels * (taps * p.in_channels + extra),
-        2 * (images + weights),
-    ).estimate(name, target)
 
 
 @dataclass(frozen=True)
@@ -214,45 +186,90 @@ class Tiles:
     passes: Sequence[int]
 
 
+def _conv(
+    name: str,
+    p: ConvProblem,
+    target: Target,
+    as_run: ConvProblem,
+    kind: str,
+    flops: int,
+    weights: int,
+) -> tuple[Estimate, int]:
+    """A convolution by the kernel that runs `as_run`, cut as `kind` is, and the bytes of the sums
+    of parts that it writes and another launch reads. `weights`: values read.
+    """
+    arch, variant = target.arch, MatrixConv(p.kind)
+    config = variant.configs(arch, as_run)[0]
+    spec = variant.specs(arch, as_run, config)[0]
+    rows, columns = p.out_size
+    cut = conv_kernel.tiling(kind, rows, columns, conv_kernel.padded(p.out_channels), config)
+    taps = 2 if kind == "upsample" else 3
+    taken = -(-p.in_channels // 16)
+    through = {"none": 0, "identity": 1, "conv": -(-p.shortcut_channels // 16)}[p.shortcut]
+    depth = -(-(taps * taps * taken + through) // config.splits)
+    chunks = -(-16 * taken // dict(spec.defines)["CHUNK_C"] // config.splits)
+    tiles = Tiles(
+        cut.parts * cut.blocks_co * p.batch * config.splits,
+        config.block,
+        depth * config.tiles_co * config.tiles_pix,
+        (chunks, chunks * taps, chunks * taps * taps),
+    )
+    title = (
+        f"{config.waves_co}x{config.waves_pix} waves, {config.tiles_co}x{config.tiles_pix} tiles"
+    )
+    title += f", {config.splits} parts" if config.splits > 1 else ""
+    shortcut = p.batch * rows * columns * p.shortcut_channels
+    sums = 4 * config.splits * p.out_values if config.splits > 1 else 0
+    moved = 2 * (p.in_values + weights + shortcut)
+    if sums and p.shortcut == "identity":
+        moved -= 2 * shortcut  # the other launch adds it
+    moved += sums or 2 * p.out_values
+    return convolved(target, name, spec, title, tiles, flops, moved), sums
+
+
 def convolved(
-    target: Target, spec: KernelSpec, config: str, tiles: Tiles, flops: int, moved: float
-) -> Launched:
+    target: Target,
+    name: str,
+    spec: KernelSpec,
+    config: str,
+    tiles: Tiles,
+    flops: int,
+    moved: float,
+) -> Estimate:
     """A kernel of one loop that multiplies: a convolution, or a product of matrices."""
     arch, work = target.arch, target.work_of(spec)
-    hot = _hot(work)
+    if work.hot is None or not work.loops[work.hot].usual.matrix:
+        raise ValueError("no loop with matrix instructions in each pass")
+    hot = work.loops[work.hot]
+    around: list[LoopWork] = []
+    loop = hot
+    while loop.parent is not None:
+        loop = work.loops[loop.parent]
+        around.insert(0, loop)
     waves = tiles.block // arch.wave_size
     in_loop = tiles.products * rates_of(arch).tile_cycles - work.straight_cycles.matrix
     wave = work.straight_cycles.plus(hot.usual, max(in_loop, 0) / hot.usual.matrix)
-    for passes, loop in zip(tiles.passes, _around(work, hot), strict=False):
+    for passes, loop in zip(tiles.passes, around, strict=False):
         wave = wave.plus(loop.usual, passes)
-    in_loops = wave.plus(work.straight_cycles, -1)
-    bound = (in_loops if in_loops.matrix > 0 else wave).bounds()["bound"]
     computed = tiles.groups * waves * tiles.products * _TILE_FLOPS
-    return Launched(config, tiles.groups, waves, wave, bound, flops, computed, moved)
+    bound = _bound(wave, work)
+    return target.launch(name, config, tiles.groups, waves, wave, bound, flops, computed, moved)
+
+
+def _bound(wave: Cycles, work: KernelWork) -> float:
+    """In the loops, or, where nothing is multiplied there, altogether."""
+    in_loops = wave.plus(work.straight_cycles, -1)
+    return (in_loops if in_loops.matrix > 0 else wave).bounds()["bound"]
 
 
 def _attention(name: str, p: AttentionProblem, target: Target) -> Estimate:
-    arch = target.arch
-    config = attention_kernel.ordered(arch, p.dtype, p.head_dim)[0]
-    spec = attention_kernel.spec(p.dtype, p.head_dim, "none", config)
-    groups = -(-p.seq_q // config.block_q)
-    moved = 4 * 2 * p.seq_q * p.head_dim
-    launch = attended(target, spec, config, groups, p.seq_k, p.flops, moved)
-    return launch.estimate(name, target)
-
-
-def attended(
-    target: Target,
-    spec: KernelSpec,
-    config: AttentionConfig,
-    groups: int,
-    keys: int,
-    flops: int,
-    moved: float,
-) -> Launched:
-    """Attention over so many keys; a head_dim is computed in whole tiles of 16."""
-    arch, work = target.arch, target.work_of(spec)
-    waves, blocks = config.block // arch.wave_size, -(-keys // config.block_k)
+    """A head_dim is computed in whole tiles of 16."""
+    arch, variant, heads = target.arch, MatrixAttention(), p.batch * p.heads
+    config = variant.configs(arch, p)[0]
+    spec = variant.spec(p, config)
+    work = target.work_of(spec)
+    groups = heads * config.tiles(p.seq_q)
+    waves, blocks = config.block // arch.wave_size, -(-p.seq_k // config.block_k)
     head_dim = -(-dict(spec.defines)["HEAD_DIM"] // 16) * 16
     computed = 4 * groups * config.block_q * blocks * config.block_k * head_dim
     matrix = computed / _TILE_FLOPS / (groups * waves) * rates_of(arch).tile_cycles
@@ -265,10 +282,10 @@ def attended(
             wave = wave.plus(loop.cycles, matrix / len(using) / loop.cycles.matrix)
         elif index in around:
             wave = wave.plus(loop.cycles, blocks)
-    in_loops = wave.plus(work.straight_cycles, -1)
-    bound = (in_loops if in_loops.matrix > 0 else wave).bounds()["bound"]
     title = f"{config.block_q} queries, {config.block_k} keys, {waves} waves"
-    return Launched(title, groups, waves, wave, bound, flops, computed, moved)
+    moved = 2 * heads * p.head_dim * (2 * p.seq_q + 2 * p.seq_k)
+    bound = _bound(wave, work)
+    return target.launch(name, title, groups, waves, wave, bound, p.flops, computed, moved)
 
 
 def _projections(name: str, p: AttentionProblem, target: Target) -> Estimate:
@@ -277,21 +294,6 @@ def _projections(name: str, p: AttentionProblem, target: Target) -> Estimate:
     ms = gflop / (target.peak_tflops * LIBRARY_SHARE) + memory_ms
     title = f"{name}, around it"
     return Estimate(title, "library", gflop, ms, ms, ms, memory_ms, LIBRARY_SHARE, 1.0)
-
-
-def _around(work: KernelWork, loop: LoopWork) -> list[LoopWork]:
-    """The loops around one, the outermost first."""
-    found: list[LoopWork] = []
-    while loop.parent is not None:
-        loop = work.loops[loop.parent]
-        found.insert(0, loop)
-    return found
-
-
-def _hot(work: KernelWork) -> LoopWork:
-    if work.hot is None or not work.loops[work.hot].usual.matrix:
-        raise ValueError("no loop with matrix instructions in each pass")
-    return work.loops[work.hot]
 
 
 KINDS = {
@@ -401,7 +403,7 @@ def _launches(p: Problem, target: Target) -> list[Estimate]:
     if isinstance(p, LinearProblem):
         return _linear(p, target)
     if isinstance(p, AttentionProblem):
-        return [_unet_attention(p, target)]
+        return [_attention(titled(p), p, target)]
     if isinstance(p, LayerNormProblem):
         values, passes = p.rows * p.channels, 2
     else:
@@ -430,39 +432,15 @@ def moving(name: str, moved: float, target: Target) -> Estimate:
 
 
 def _unet_conv(p: ConvProblem, target: Target) -> list[Estimate]:
-    arch, variant, as_run = target.arch, MatrixConv(p.kind), p
+    """A library's convolution as ours with packed weights, with our passes around it."""
     ours = _is_first(MatrixConv, CONVS[p.kind], target, p)
-    if not ours:
-        as_run = replace(p, in_channels=-(-p.in_channels // 16) * 16, in_rows=False)
-    config = variant.configs(arch, as_run)[0]
-    spec = variant.specs(arch, as_run, config)[0]
-    rows, columns = p.out_size
-    kind = "3x3" if ours else p.kind
-    cut = conv_kernel.tiling(kind, rows, columns, conv_kernel.padded(p.out_channels), config)
-    taps = 2 if kind == "upsample" else 3
-    taken = -(-p.in_channels // 16)
-    through = {"none": 0, "identity": 1, "conv": -(-p.shortcut_channels // 16)}[p.shortcut]
-    depth = -(-(taps * taps * taken + through) // config.splits)
-    chunks = -(-16 * taken // dict(spec.defines)["CHUNK_C"] // config.splits)
-    tiles = Tiles(
-        cut.parts * cut.blocks_co * p.batch * config.splits,
-        config.block,
-        depth * config.tiles_co * config.tiles_pix,
-        (chunks, chunks * taps, chunks * taps * taps),
-    )
-    title = (
-        f"{config.waves_co}x{config.waves_pix} waves, {config.tiles_co}x{config.tiles_pix} tiles"
-        + (f", {config.splits} parts" if config.splits > 1 else "")
-    )
-    shortcut = p.batch * rows * columns * p.shortcut_channels
-    extra = p.shortcut_channels if p.shortcut == "conv" else 0
-    weights = p.out_channels * (9 * p.in_channels + extra)
-    added = shortcut if p.shortcut == "identity" else 0
-    sums = 4 * config.splits * p.out_values if config.splits > 1 else 0
-    read = p.in_values + weights + shortcut
-    moved = 2 * read + (sums - 2 * added if sums else 2 * p.out_values)
-    launches = [convolved(target, spec, title, tiles, p.flops, moved).estimate(titled(p), target)]
+    packed = replace(p, in_channels=-(-p.in_channels // 16) * 16, in_rows=False)
+    weights = p.out_channels * (9 * p.in_channels + p.through)
+    run = (p, "3x3") if ours else (packed, p.kind)
+    launch, sums = _conv(titled(p), p, target, *run, p.flops, weights)
+    launches = [launch]
     if sums:
+        added = p.out_values // p.out_channels * p.shortcut_channels * (p.shortcut == "identity")
         launches.append(moving("sum of its parts", sums + 2 * (p.out_values + added), target))
     image = GroupNormProblem(p.batch, p.in_channels, *p.out_size)
     alone = not ours and p.embedding and _is_small(image, target)  # see compute.is_librarys
@@ -490,19 +468,9 @@ def _linear(p: LinearProblem, target: Target) -> list[Estimate]:
     read = p.rows * p.k + p.k * p.weight_rows
     sums = linear_kernel.partial_bytes(*shape, config)
     moved = 2 * read + (sums or 2 * made)
-    launches = [convolved(target, spec, title, tiles, p.flops, moved).estimate(titled(p), target)]
+    launches = [convolved(target, titled(p), spec, title, tiles, p.flops, moved)]
     if sums:
         launches.append(moving("sum of its parts", sums + 2 * made, target))
     if _is_first(LibraryLinear, LINEAR, target, p):
         launches.append(moving("its gate", 2 * 3 * made, target))
     return launches
-
-
-def _unet_attention(p: AttentionProblem, target: Target) -> Estimate:
-    heads, variant = p.batch * p.heads, MatrixAttention()
-    config = variant.configs(target.arch, p)[0]
-    spec = variant.spec(p, config)
-    groups = heads * config.tiles(p.seq_q)
-    moved = 2 * heads * p.head_dim * (2 * p.seq_q + 2 * p.seq_k)
-    launch = attended(target, spec, config, groups, p.seq_k, p.flops, moved)
-    return launch.estimate(titled(p), target)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from lib_rocm_sd.engine.measure import NumberedCall, keep_busy, queued, timed
 from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
 from lib_rocm_sd.errors import NotSupportedError
+from lib_rocm_sd.lab.rows import Row
 
 FAILED = (*FAILURES, MemoryError)
 """What a way may die of: the reason of its row."""
@@ -122,12 +124,17 @@ class Peak:
             torch.cuda.reset_peak_memory_stats(device)
             self.before = torch.cuda.memory_allocated(device)
 
+    def bytes(self) -> int | None:
+        """None where the device cannot tell."""
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - self.before
+
     def mib(self) -> float:
         """NaN where the device cannot tell."""
-        if self.device.type != "cuda":
-            return math.nan
-        torch.cuda.synchronize(self.device)
-        return (torch.cuda.max_memory_allocated(self.device) - self.before) / 2**20
+        peak = self.bytes()
+        return math.nan if peak is None else peak / 2**20
 
 
 def clean(device: torch.device) -> None:
@@ -135,6 +142,17 @@ def clean(device: torch.device) -> None:
     gc.collect()
     wait(device)
     empty_cache(device)
+
+
+def tried(row: Row, device: torch.device, measure: Callable[[Row], Row]) -> Row:
+    """What `measure` makes of a row, or the row with the reason why not."""
+    try:
+        with torch.no_grad():
+            return measure(row)
+    except FAILED as failure:
+        return replace(row, reason=why(failure))
+    finally:
+        clean(device)
 
 
 @contextmanager

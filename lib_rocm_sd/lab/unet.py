@@ -28,8 +28,18 @@ from lib_rocm_sd.engine.memory import with_index
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab import models
-from lib_rocm_sd.lab.models import CASES, SMALL_CASES, Case, Unet
-from lib_rocm_sd.lab.modules import Runner, Way, channels_last, compiled, eager, refused
+from lib_rocm_sd.lab.models import (
+    CASES,
+    SMALL_CASES,
+    Case,
+    Runner,
+    Unet,
+    Way,
+    channels_last,
+    compiled,
+    eager,
+    refused,
+)
 from lib_rocm_sd.lab.rows import (
     OURS,
     Column,
@@ -45,7 +55,17 @@ from lib_rocm_sd.lab.rows import (
     say,
     spread,
 )
-from lib_rocm_sd.lab.timing import FAILED, Peak, allocated, clean, no_tf32, wait, wall_ms, why
+from lib_rocm_sd.lab.timing import (
+    FAILED,
+    Peak,
+    allocated,
+    clean,
+    no_tf32,
+    tried,
+    wait,
+    wall_ms,
+    why,
+)
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.report import report as process_report
@@ -130,17 +150,18 @@ def _rows(
         own = [case for case in cases if case.model == model]
         exact_steps = {case: exact(unet, case) for case in own}
         for way in ways:
-            for place, case in enumerate(own):
+            for case in own:
                 progress.next(f"{case}: {way.name}")
-                if way.slow and place:
+                row = Row(case=str(case), way=way.name)
+                if way.slow and case != own[0]:
                     reason = f"compiled for {own[0]} only: it takes a minute for each size"
-                    yield Row(case=str(case), way=way.name, reason=reason)
+                    yield replace(row, reason=reason)
                     continue
                 try:
                     with way.make(unet) as runner:
                         row = measure(unet, case, way, runner, runs, exact_steps[case])
                 except FAILED as failure:
-                    row = Row(case=str(case), way=way.name, reason=why(failure))
+                    row = replace(row, reason=why(failure))
                 yield row
         del unet
         clean(device)
@@ -149,9 +170,9 @@ def _rows(
 def render(heading: str, rows: Sequence[Row]) -> str:
     """The table that a person reads, and below it what was not ours and why."""
     lines = [heading, *TEXT.lines(rows)]
-    told = {(row.case, row.way): row.told for row in rows if row.told}
-    for (case, way), notes in told.items():
-        lines += ["", f"{case}, {way}:", *(f"  {note}" for note in notes)]
+    for row in rows:
+        notes = (f"  {note}" for note in row.told)
+        lines += ["", f"{row.case}, {row.way}:", *notes] if row.told else []
     return "\n".join(lines)
 
 
@@ -186,52 +207,37 @@ def measure(
     """The row of `way`, which is ready, for this case: a step at a size never met, compared with
     float32, timed.
     """
-    row = Row(case=str(case), way=way.name)
-    try:
-        with torch.no_grad():
-            return _figures(unet, case, way, runner, row, runs, right)
-    except FAILED as failure:
-        return replace(row, reason=why(failure))
-    finally:
-        clean(unet.device)
-
-
-def _figures(
-    unet: Unet,
-    case: Case,
-    way: Way,
-    runner: Runner,
-    row: Row,
-    runs: int,
-    right: torch.Tensor | None,
-) -> Row:
     args, kwargs = unet.arguments(case.width, case.height)
-    device, before = unet.device, allocated(unet.device)
+    device = unet.device
 
     def step() -> Any:
         return runner.call(*args, **kwargs)[0]
 
-    row = replace(row, prepare_s=wall_ms(step, device) / 1000)
-    if not way.slow:
-        other, more = unet.arguments(case.width, case.height + 8 * FACTOR)
-        gc.collect()  # of the first step's garbage, which is not this one's
-        fresh = [wall_ms(lambda: runner.call(*other, **more), device) for _ in range(2)]
-        row = replace(row, first_ms=fresh[0], second_ms=fresh[1])
-    clean(device)
-    row = replace(row, kept_mib=(allocated(device) + _pooled(device) - before) / 2**20)
-    row = _compared(row, step().cpu(), right)
-    row = replace(row, told=tuple(runner.told()))
-    if row.reason:
-        return row
-    count = 1 if wall_ms(step, device) > LONG_MS else STEPS
-    times = [wall_ms(step, device, count) for _ in range(runs if count > 1 else 2)]
-    row = replace(row, **spread(times), submit_ms=_submit_ms(step, device, runs))
-    peak = Peak(device)
-    if device.type == "cuda":
-        step()
-    row = replace(row, peak_mib=peak.mib())
-    gpu_ms, launches = _device_work(step, device)
-    return replace(row, gpu_ms=gpu_ms, launches=launches)
+    def figures(row: Row) -> Row:
+        before = allocated(device)
+        row = replace(row, prepare_s=wall_ms(step, device) / 1000)
+        if not way.slow:
+            other, more = unet.arguments(case.width, case.height + 8 * FACTOR)
+            gc.collect()  # of the first step's garbage, which is not this one's
+            fresh = [wall_ms(lambda: runner.call(*other, **more), device) for _ in range(2)]
+            row = replace(row, first_ms=fresh[0], second_ms=fresh[1])
+        clean(device)
+        row = replace(row, kept_mib=(allocated(device) + _pooled(device) - before) / 2**20)
+        row = _compared(row, step().cpu(), right)
+        row = replace(row, told=tuple(runner.told()))
+        if row.reason:
+            return row
+        count = 1 if wall_ms(step, device) > LONG_MS else STEPS
+        times = [wall_ms(step, device, count) for _ in range(runs if count > 1 else 2)]
+        row = replace(row, **spread(times), submit_ms=_submit_ms(step, device, runs))
+        peak = Peak(device)
+        if device.type == "cuda":
+            step()
+        row = replace(row, peak_mib=peak.mib())
+        gpu_ms, launches = _device_work(step, device)
+        return replace(row, gpu_ms=gpu_ms, launches=launches)
+
+    return tried(Row(case=str(case), way=way.name), device, figures)
 
 
 def _compared(row: Row, output: torch.Tensor, right: torch.Tensor | None) -> Row:

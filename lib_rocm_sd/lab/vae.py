@@ -29,8 +29,7 @@ import lib_rocm_sd
 from lib_rocm_sd import checks
 from lib_rocm_sd.catalog.unet import FACTOR
 from lib_rocm_sd.lab import models, vae_plot, vae_ways
-from lib_rocm_sd.lab.models import ROLES, Coder
-from lib_rocm_sd.lab.modules import Way
+from lib_rocm_sd.lab.models import ROLES, Coder, Way
 from lib_rocm_sd.lab.rows import (
     OURS,
     Columns,
@@ -47,6 +46,7 @@ from lib_rocm_sd.lab.rows import (
 from lib_rocm_sd.lab.timing import FAILED, clean, why
 from lib_rocm_sd.lab.vae_ways import KEYS, WAYS, Reference, chosen, exact, measure, prepare
 from lib_rocm_sd.policy import LEVELS
+from lib_rocm_sd.runtime import process
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 """Pixels a side; each way has its own end."""
@@ -317,25 +317,16 @@ def watched(command: Sequence[str], limit_s: float, log: Path) -> Iterator[str]:
         try:
             while child.poll() is None:
                 if time.monotonic() > end:
-                    _end(child)
                     yield f"not compiled and timed within {limit_s:.0f} s"
                     return
                 time.sleep(POLL_S)
                 yield ""
         finally:
-            _end(child)
+            if child.poll() is None:  # its helpers are ended with it
+                process.kill(child)
+                child.wait()
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     yield f"its process ended with status {child.returncode}: {(lines or [''])[-1]}"
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child if it still runs, and its helpers with it."""
-    if child.poll() is None:
-        if os.name == "posix":
-            os.killpg(child.pid, signal.SIGKILL)
-        else:
-            child.kill()
-        child.wait()
 
 
 def _without(job: RoleAndSize, reason: str) -> Row:

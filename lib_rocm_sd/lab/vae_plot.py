@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.lab.models import Coder, structured_latent
-from lib_rocm_sd.lab.modules import Runner
+from lib_rocm_sd.lab.models import Coder, Runner, structured_latent
 from lib_rocm_sd.lab.rows import Row, say
 from lib_rocm_sd.lab.timing import FAILED, clean, why
 from lib_rocm_sd.lab.vae_ways import WAYS

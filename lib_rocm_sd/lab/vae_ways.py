@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -20,10 +21,9 @@ from lib_rocm_sd.catalog.unet import FACTOR
 from lib_rocm_sd.engine.measure import timed
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.lab.models import Coder
-from lib_rocm_sd.lab.modules import Runner, Way, channels_last, compiled, eager, refused
+from lib_rocm_sd.lab.models import Coder, Runner, Way, channels_last, compiled, eager, refused
 from lib_rocm_sd.lab.rows import Row, spread
-from lib_rocm_sd.lab.timing import FAILED, Peak, allocated, clean, no_tf32, why
+from lib_rocm_sd.lab.timing import FAILED, Peak, allocated, clean, no_tf32, tried, why
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import Program
@@ -99,70 +99,56 @@ def measure(
     So each way meets a resolution that nothing before it has met. `runs` are fewer where one takes
     long.
     """
-    row = Row(role=coder.role, size=size, way=way.name)
-    try:
-        with torch.no_grad():
-            own = size > FRESH_MOST or way.slow
-            return _figures(coder, way, runner, row, 0 if own else fresh, runs, reference)
-    except FAILED as failure:
-        return replace(row, reason=why(failure))
-    finally:
-        clean(coder.device)
+
+    def figures(row: Row) -> Row:
+        height = size if size > FRESH_MOST or way.slow else max(size - fresh, FACTOR)
+        other = coder.random_input(height, size)
+        ran = _run(runner, other)
+        row = replace(row, first_at=f"{height}x{size}", first_ms=ran.time_ms)
+        if ran.time_ms < LONG_MS or size <= REFERENCE_MOST:
+            del ran
+            ran = _run(runner, other)
+            ratio = row.first_ms / ran.time_ms
+            row = replace(row, second_ms=ran.time_ms, first_ratio=ratio)
+        image = other
+        if height < size:
+            image = coder.random_input(size, size)
+            runner.call(image)
+            del ran
+            ran = _run(runner, image)
+        used = report.summary() if way.level else ""
+        row = replace(row, plan=runner.plan(), ran=used, peak_mib=ran.peak_mib)
+        row = _compared(row, ran.output, reference)
+        if row.reason:
+            return row
+        count = min(runs, int(TIMED_MS / ran.time_ms)) if ran.time_ms < LONG_MS else 0
+        times = timed(lambda _: call(image), count, coder.device) if count else []
+        row = replace(row, **spread(times or [1000 * ran.time_ms], 1e-3))
+        row = replace(row, ms_per_megapixel=row.median / (size**2 / 1e6))
+        if way.slow:
+            row = replace(row, compile_s=max(row.first_ms - row.second_ms, 0) / 1000)
+        return _against_whole(row, runner, image, ran.output)
+
+    def call(image: torch.Tensor) -> None:
+        runner.call(image)
+
+    return tried(Row(role=coder.role, size=size, way=way.name), coder.device, figures)
 
 
-@dataclass(frozen=True)
-class _Ran:
+class _Ran(NamedTuple):
+    """One run. The peak is over what was held before."""
+
     output: torch.Tensor
     time_ms: float
     peak_mib: float
 
 
-def _figures(
-    coder: Coder, way: Way, runner: Runner, row: Row, fresh: int, runs: int, reference: Reference
-) -> Row:
-    size, height = row.size, max(row.size - fresh, FACTOR)
-    image, other = (coder.random_input(rows, size) for rows in (size, height))
-    ran = _run(runner, other)
-    row = replace(row, first_at=f"{height}x{size}", first_ms=ran.time_ms)
-    if ran.time_ms < LONG_MS or size <= REFERENCE_MOST:
-        del ran
-        ran = _run(runner, other)
-        ratio = row.first_ms / ran.time_ms
-        row = replace(row, second_ms=ran.time_ms, first_ratio=ratio)
-    if fresh:
-        runner.call(image)
-        del ran
-        ran = _run(runner, image)
-    used = report.summary() if way.level else ""
-    row = replace(row, plan=runner.plan(), ran=used, peak_mib=ran.peak_mib)
-    row = _compared(row, ran.output, reference)
-    if row.reason:
-        return row
-    count = min(runs, int(TIMED_MS / ran.time_ms)) if ran.time_ms < LONG_MS else 0
-    times = timed(lambda _: _run_once(runner, image), count, coder.device) if count else []
-    row = _with_times(row, [time_us / 1000 for time_us in times] or [ran.time_ms], way)
-    return _against_whole(row, runner, image, ran.output)
-
-
 def _run(runner: Runner, image: torch.Tensor) -> _Ran:
-    """One run; the peak is over what was held before."""
     outputs: list[torch.Tensor] = []
     report.begin()
     peak = Peak(image.device)
     time_us = timed(lambda _: outputs.append(runner.call(image)), 1, image.device)[0]
     return _Ran(outputs[0], time_us / 1000, peak.mib())
-
-
-def _run_once(runner: Runner, image: torch.Tensor) -> None:
-    runner.call(image)
-
-
-def _with_times(row: Row, times: list[float], way: Way) -> Row:
-    row = replace(row, **spread(times))
-    row = replace(row, ms_per_megapixel=row.median / (row.size**2 / 1e6))
-    if way.slow:
-        row = replace(row, compile_s=max(row.first_ms - row.second_ms, 0) / 1000)
-    return row
 
 
 def _compared(row: Row, output: torch.Tensor, reference: Reference) -> Row:
@@ -316,13 +302,9 @@ def ours(coder: Coder, level: str, own_only: bool = False) -> Iterator[Runner]:
     """Our program at a level, in a session of its own; `own_only`: without torch's convolutions."""
     session, program = Session.of(level), Program(coder.module)
 
-    def plan() -> str:
-        return "" if program.last_plan is None else str(program.last_plan)
-
     def whole() -> Call | None:
-        if program.last_plan is None or program.last_plan.whole:
-            return None
-        return whole_frame
+        plan = program.last_plan
+        return None if plan is None or plan.whole else whole_frame
 
     def whole_frame(image: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = program(image, session=session, mode="whole")
@@ -334,7 +316,11 @@ def ours(coder: Coder, level: str, own_only: bool = False) -> Iterator[Runner]:
         if own_only:
             stack.enter_context(own_convolutions_only())
         try:
-            yield Runner(partial(program, session=session), plan=plan, whole=whole)
+            yield Runner(
+                partial(program, session=session),
+                plan=lambda: str(program.last_plan or ""),
+                whole=whole,
+            )
         finally:
             program.release()
 

@@ -15,7 +15,7 @@ from lib_rocm_sd import __main__, first_trials
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.lab import models
 from lib_rocm_sd.lab import unet as bench
-from lib_rocm_sd.lab.modules import Runner, Way, eager
+from lib_rocm_sd.lab.models import Runner, Way, eager
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.unet import Attended
 from lib_rocm_sd.torch_ops import KEEPS_WHOLE

@@ -14,9 +14,8 @@ import torch
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.errors import NotSupportedError
-from lib_rocm_sd.lab import models, modules, vae, vae_ways
-from lib_rocm_sd.lab.models import Coder
-from lib_rocm_sd.lab.modules import Runner, Way
+from lib_rocm_sd.lab import models, vae, vae_ways
+from lib_rocm_sd.lab.models import Coder, Runner, Way
 from lib_rocm_sd.lab.rows import GOES_ON, Row, read
 from lib_rocm_sd.lab.vae_ways import KEYS, WAYS, Reference
 from lib_rocm_sd.ops.conv.op import CONVS
@@ -206,7 +205,7 @@ def test_own_convolutions_only_refuses_torchs_and_is_undone() -> None:
 
 def test_the_modules_memory_format_is_put_back(decoder: Coder) -> None:
     strides = [parameter.stride() for parameter in decoder.module.parameters()]
-    with modules.channels_last(decoder) as runner:
+    with models.channels_last(decoder) as runner:
         inside = [parameter.stride() for parameter in decoder.module.parameters()]
         runner.call(decoder.random_input(16, 16))
     assert [parameter.stride() for parameter in decoder.module.parameters()] == strides != inside

@@ -15,8 +15,8 @@ import pytest
 
 image = pytest.importorskip("PIL.Image")
 
-from lib_rocm_sd.hosts.ui import speed_html, speed_pictures
-from lib_rocm_sd.hosts.ui.speed_view import State, View, sizes_of
+from lib_rocm_sd.hosts.ui import speed_html
+from lib_rocm_sd.hosts.ui.speed_tab import State, View, sizes_of
 from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_result import Document, Pair, Request
@@ -165,7 +165,7 @@ def decoded(uri: str) -> np.ndarray:
 def test_pictures_are_made_to_fit(size: tuple[int, int], shown: tuple[int, int]) -> None:
     picture = image.new("RGB", size, (10, 200, 30))
     picture.info["parameters"] = "a secret"
-    found = decoded(speed_pictures.picture_uri(picture))
+    found = decoded(speed_html.picture_uri(picture))
     assert found.shape == (shown[1], shown[0], 3)
     assert abs(found.astype(int) - (10, 200, 30)).max() <= 3
     assert picture.size == size
@@ -174,8 +174,8 @@ def test_pictures_are_made_to_fit(size: tuple[int, int], shown: tuple[int, int])
 def test_one_pixel_that_differs_is_still_seen() -> None:
     values = np.zeros((2000, 1801, 3), np.uint8)
     values[1999, 1800] = 160
-    found = decoded(speed_pictures.difference_uri(image.fromarray(values)))
-    assert max(found.shape) <= speed_pictures.MOST_SIDE
+    found = decoded(speed_html.difference_uri(image.fromarray(values)))
+    assert max(found.shape) <= speed_html.MOST_SIDE
     assert found.max() == 160
 
 
@@ -192,11 +192,11 @@ def test_pictures_of_files(tmp_path: Path) -> None:
         Pair("elsewhere", "../a-off.png", *names[1:]),
         Pair("none", "", "", ""),
     ]
-    assert not speed_pictures.of_files(made, None)
+    assert not speed_html.of_files(made, None)
     made.pictures = made.pictures[:4]
-    assert [look.case for look in speed_pictures.of_files(made, tmp_path)] == ["good"]
+    assert [look.case for look in speed_html.of_files(made, tmp_path)] == ["good"]
     made.pictures = made.pictures[:1] + [Pair("none", "", "", "")]
-    assert [look.case for look in speed_pictures.of_files(made, tmp_path)] == ["good"]
+    assert [look.case for look in speed_html.of_files(made, tmp_path)] == ["good"]
 
 
 # --- what the tab does

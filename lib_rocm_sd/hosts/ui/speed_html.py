@@ -1,11 +1,15 @@
-"""What the Speed test tab shows, as HTML, without gradio. What comes with a result is escaped."""
+"""What the Speed test tab shows, as HTML, without gradio. What comes with a result is escaped;
+pictures are made smaller, as data URIs.
+"""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from typing import Any
 from lib_rocm_sd.lab import speed_text, svg
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_parts import AMPLIFIED
-from lib_rocm_sd.lab.speed_result import OURS, WHAT, Document, History, Pair
+from lib_rocm_sd.lab.speed_result import OURS, PICTURE, WHAT, Document, History, Pair
 from lib_rocm_sd.lab.speed_text import MACHINE, METHODS_SAID, printable, to_csv, to_markdown
 
 TITLES = {
@@ -23,6 +27,12 @@ TITLES = {
     "image": "Whole image",
 }
 HEAD = ("Median", "Times ours", "p10 to p90", "Runs", "Peak MiB", "Error")
+MOST_SIDE = 768
+"""Pixels; the full-size files lie beside the result."""
+LOSSLESS_SIDE = 512
+MOST_PIXELS = 8192 * 8192
+MOST_LOOKS = 4
+"""Pairs that a page shows."""
 MOST_SKIPPED = 5
 """So many files that were left out of the history are named."""
 
@@ -213,3 +223,71 @@ def _pair(look: Pair, name: str) -> str:
 
 def _figure(image: str, caption: str) -> str:
     return f"<figure><img {image}><figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def of_shots(shots: Sequence[Pair]) -> list[Pair]:
+    """The last MOST_LOOKS pairs of pictures in memory, for a page."""
+    return [
+        _look(each, each.off.image, each.on.image, each.difference) for each in shots[-MOST_LOOKS:]
+    ]
+
+
+def of_files(document: Document, directory: Path | None) -> list[Pair]:
+    """The same of the files beside a document. A pair whose files are damaged is left out."""
+    looks = []
+    for pair in document.pictures[-MOST_LOOKS:] if directory is not None else ():
+        assert directory is not None
+        names = (pair.off, pair.on, pair.difference)
+        try:
+            looks.append(_look(pair, *(_open(directory, name) for name in names)))
+        except (OSError, ValueError, SyntaxError):
+            continue
+    return looks
+
+
+def _look(pair: Pair, off: Any, on: Any, difference: Any) -> Pair:
+    apart = difference_uri(difference)
+    return replace(pair, off=picture_uri(off), on=picture_uri(on), difference=apart)
+
+
+def _open(directory: Path, name: str) -> Any:
+    from PIL import Image
+
+    if not PICTURE.fullmatch(name):
+        raise ValueError("not the name of a picture of ours")
+    with Image.open(directory / name, formats=("PNG",)) as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError("the picture is too large")
+        return image.convert("RGB")
+
+
+def picture_uri(image: Any) -> str:
+    """Made smaller by averaging; large ones with JPEG's least loss, to spare the page."""
+    from PIL import Image
+
+    image = image.convert("RGB")
+    image.thumbnail((MOST_SIDE, MOST_SIDE), Image.Resampling.BOX)
+    if max(image.size) <= LOSSLESS_SIDE:
+        return _uri(image, "png")
+    return _uri(image, "jpeg", quality=95, subsampling=0)
+
+
+def difference_uri(image: Any) -> str:
+    """Made smaller by the largest value, so that a single pixel that differs is still seen."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image.convert("RGB"))
+    step = -(-max(values.shape[:2]) // MOST_SIDE)
+    if step > 1:
+        padded = np.pad(values, [(0, -n % step) for n in values.shape[:2]] + [(0, 0)])
+        rows, columns = (n // step for n in padded.shape[:2])
+        values = padded.reshape(rows, step, columns, step, 3).max((1, 3))
+    return _uri(Image.fromarray(values), "png")
+
+
+def _uri(image: Any, kind: str, **options: Any) -> str:
+    file = io.BytesIO()
+    image.info = {}
+    image.save(file, format=kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

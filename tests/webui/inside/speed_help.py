@@ -19,7 +19,7 @@ class Test:
         self.webui = webui
         self.session = webui.library("lab.speed_session").session
         self.side = webui.library("hosts.webui.speedtest").side
-        self.view = webui.library("hosts.ui.speed_view").View(self.session, self.side)
+        self.view = webui.library("hosts.ui.speed_tab").View(self.session, self.side)
 
     def start(self, *what: str) -> str:
         return self.view.start(list(what), "quick", "")

@@ -181,7 +181,7 @@ def test_a_page_opened_later_shows_the_same(start: Start, gpu: FakeGpu) -> None:
     test.run("image")
     first = test.view.state("")
     assert test.view.state(first.token).content is None
-    again = webui.library("hosts.ui.speed_view").View(
+    again = webui.library("hosts.ui.speed_tab").View(
         webui.library("lab.speed_session").SpeedSession(), test.side
     )
     shown = again.state("")
