@@ -19,11 +19,10 @@ from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.route import by_torch
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops import gradients
-from lib_rocm_sd.ops.attention import with_lse
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
+from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.attention_backward.torch import FormulaBackward
 from lib_rocm_sd.ops.base import Call, reasons
@@ -72,8 +71,7 @@ def attention(inputs: AttentionInputs, session: Session = DEFAULT) -> torch.Tens
         why = _against(problem, inputs.q.device, session)
     if why:
         raise NotFollowedError(f"gradients are wanted, and {why}")
-    made: torch.Tensor = RocmSdAttention.apply(*inputs, session)
-    return made
+    return RocmSdAttention.apply(*inputs, session)
 
 
 def attention_or_torchs(inputs: AttentionInputs, session: Session = DEFAULT) -> torch.Tensor:
@@ -83,10 +81,8 @@ def attention_or_torchs(inputs: AttentionInputs, session: Session = DEFAULT) -> 
     except NotFollowedError as reason:
         session.report.event(f"attention ran on torch's own code: {reason}")
     if wanted((inputs.mask,)):  # of this the forward's plan knows nothing
-        made: torch.Tensor = by_torch(ATTENTION, inputs)
-        return made
-    planned: torch.Tensor = engine.run(ATTENTION, inputs, session)
-    return planned
+        return by_torch(ATTENTION, inputs)
+    return engine.run(ATTENTION, inputs, session)
 
 
 def _unfit(inputs: AttentionInputs) -> str:
@@ -148,8 +144,7 @@ class RocmSdAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         with shielded(q.device):
             inputs = AttentionInputs(q, k, v, mask, scale)
-            made = engine.run(ATTENTION_AND_LSE, inputs, session)
-            output, lse = with_lse.given(made, ATTENTION_AND_LSE.problem_of(inputs), q)
+            output, lse = engine.run(ATTENTION_AND_LSE, inputs, session)
         ctx.scale, ctx.session = scale, session
         ctx.save_for_backward(q, k, v, output, lse, mask)
         return output
@@ -159,17 +154,10 @@ class RocmSdAttention(torch.autograd.Function):
         q, k, v, output, lse, mask = ctx.saved_tensors
         inputs = AttentionBackwardInputs(q, k, v, output, grad, lse, mask, ctx.scale)
         with shielded(q.device):
-            found = _gradients(inputs, ctx.session)
-        own = (t if want else None for t, want in zip(found, ctx.needs_input_grad, strict=False))
+            if torch.is_grad_enabled():  # they shall have gradients themselves
+                problem = ATTENTION_BACKWARD.problem_of(inputs)
+                grads = FormulaBackward().run(Call(problem, inputs))
+            else:
+                grads = engine.run(ATTENTION_BACKWARD, inputs, ctx.session)
+        own = (t if want else None for t, want in zip(grads, ctx.needs_input_grad, strict=False))
         return (*own, None, None, None)
-
-
-def _gradients(inputs: AttentionBackwardInputs, session: Session) -> Grads:
-    if torch.is_grad_enabled():  # they shall have gradients themselves
-        problem = ATTENTION_BACKWARD.problem_of(inputs)
-        return FormulaBackward().run(Call(problem, inputs))
-    made: Grads | torch.Tensor = engine.run(ATTENTION_BACKWARD, inputs, session)
-    if isinstance(made, torch.Tensor):  # zeros, of an input without elements
-        of_q, of_k, of_v = (torch.zeros_like(t) for t in inputs[:3])
-        return of_q, of_k, of_v
-    return made

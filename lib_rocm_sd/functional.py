@@ -28,6 +28,7 @@ from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.ops.gradients import NormGradients
 from lib_rocm_sd.ops.group_norm.inputs import (
     ApplyInputs,
     FinalizeInputs,
@@ -41,7 +42,6 @@ from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
-from lib_rocm_sd.ops.layer_norm_backward.formula import Made
 from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.linear.inputs import inputs_of as linear_inputs_of
@@ -68,8 +68,7 @@ def attention(
     inputs = AttentionInputs(q, k, v, mask, scale)
     if torch.is_grad_enabled() and asked(inputs):
         return attention_or_torchs(inputs, session)
-    made: torch.Tensor = engine.run(ATTENTION, inputs, session)
-    return made
+    return engine.run(ATTENTION, inputs, session)
 
 
 def attention_and_lse(
@@ -86,10 +85,8 @@ def attention_and_lse(
 
     Raises as `attention` does.
     """
-    inputs = AttentionInputs(q, k, v, mask, scale)
     with shielded(q.device):
-        made = engine.run(ATTENTION_AND_LSE, inputs, session)
-    return with_lse.given(made, ATTENTION_AND_LSE.problem_of(inputs), q)
+        return engine.run(ATTENTION_AND_LSE, AttentionInputs(q, k, v, mask, scale), session)
 
 
 def attention_backward(
@@ -109,10 +106,7 @@ def attention_backward(
     Raises as `attention` does.
     """
     inputs = AttentionBackwardInputs(q, k, v, output, grad, lse, mask, scale)
-    made: Grads | torch.Tensor = engine.run(ATTENTION_BACKWARD, inputs, session)
-    if isinstance(made, torch.Tensor):  # zeros, of an input without elements
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    return made
+    return engine.run(ATTENTION_BACKWARD, inputs, session)
 
 
 def conv(
@@ -157,14 +151,12 @@ def conv(
     if out is not None:
         problem = conv_inputs.problem_of(kind, inputs)
         layout.check_out(out, convs.made_shape(problem, band), x, shortcut)
-    made: Result = engine.run(CONVS[kind], inputs, session)
-    return made
+    return engine.run(CONVS[kind], inputs, session)
 
 
 def group_norm_statistics(x: torch.Tensor, session: Session = DEFAULT) -> torch.Tensor:
     """The statistics (N, parts, C, 4) of x (N, H, W, C); ValueError where x is no image."""
-    made: torch.Tensor = engine.run(STATISTICS, ImageInputs(_planes(x)), session)
-    return made
+    return engine.run(STATISTICS, ImageInputs(_planes(x)), session)
 
 
 def group_norm_finalize(
@@ -180,9 +172,7 @@ def group_norm_finalize(
     Channels of the statistics beyond gamma's are ignored; a part with a count of 0 weighs nothing.
     Raises ValueError, with shapes, where these do not go together.
     """
-    inputs = FinalizeInputs(statistics, gamma, beta, groups, eps)
-    made: torch.Tensor = engine.run(FINALIZE, inputs, session)
-    return made
+    return engine.run(FINALIZE, FinalizeInputs(statistics, gamma, beta, groups, eps), session)
 
 
 def group_norm_of(
@@ -194,8 +184,7 @@ def group_norm_of(
     session: Session = DEFAULT,
 ) -> torch.Tensor:
     """The norm (N, C, 2) of x (N, H, W, C)."""
-    made: torch.Tensor = engine.run(NORM, NormInputs(_planes(x), gamma, beta, groups, eps), session)
-    return made
+    return engine.run(NORM, NormInputs(_planes(x), gamma, beta, groups, eps), session)
 
 
 def group_norm_apply(
@@ -221,8 +210,7 @@ def group_norm_silu(
     do not go together.
     """
     inputs = GroupNormInputs(x, gamma, beta, groups, eps, silu)
-    made: torch.Tensor = engine.run(GROUP_NORM_SILU, inputs, session)
-    return made
+    return engine.run(GROUP_NORM_SILU, inputs, session)
 
 
 def layer_norm(
@@ -239,12 +227,7 @@ def layer_norm(
     beta (C) in any float dtype, or None. Raises ValueError, with all shapes, where these do not go
     together.
     """
-    inputs = LayerNormInputs(x, gamma, beta, eps, added)
-    made: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-    made = engine.run(LAYER_NORM, inputs, session)
-    if added is not None and isinstance(made, torch.Tensor):  # zeros, of an x without elements
-        return made, made.clone()
-    return made
+    return engine.run(LAYER_NORM, LayerNormInputs(x, gamma, beta, eps, added), session)
 
 
 def group_norm_silu_backward(
@@ -257,15 +240,14 @@ def group_norm_silu_backward(
     silu: bool = True,
     affine: bool = True,
     session: Session = DEFAULT,
-) -> Made:
+) -> NormGradients:
     """The gradients of group_norm_silu, of x and, where `affine`, of gamma and beta, else None.
 
     `grad` is that of its result. Those of gamma and beta are in their dtype, in the wider one where
     they differ. Raises ValueError, with all shapes, where these do not go together.
     """
     inputs = GroupNormBackwardInputs(grad, x, gamma, beta, groups, eps, silu, affine)
-    made = engine.run(GROUP_NORM_BACKWARD, inputs, session)
-    return _gradients(made, x.shape[1] if affine else None, gamma, beta)
+    return engine.run(GROUP_NORM_BACKWARD, inputs, session)
 
 
 def layer_norm_backward(
@@ -277,7 +259,7 @@ def layer_norm_backward(
     sum_grad: torch.Tensor | None = None,
     affine: bool = True,
     session: Session = DEFAULT,
-) -> Made:
+) -> NormGradients:
     """The gradients of layer_norm, of x and, where `affine`, of gamma and beta, else None.
 
     `grad` is that of the norm, `sum_grad` that of x + `added`: they come with `added`, of which the
@@ -285,24 +267,7 @@ def layer_norm_backward(
     ValueError, with all shapes, where these do not go together.
     """
     inputs = LayerNormBackwardInputs(grad, x, gamma, eps, added, sum_grad, affine)
-    made = engine.run(LAYER_NORM_BACKWARD, inputs, session)
-    return _gradients(made, x.shape[-1] if affine else None, gamma)
-
-
-def _gradients(
-    made: Made | torch.Tensor, channels: int | None, *affine: torch.Tensor | None
-) -> Made:
-    """All three gradients; for an x without elements the op gives one tensor. `channels`: None
-    where only x's gradient is wanted.
-    """
-    if not isinstance(made, torch.Tensor):
-        return made
-    if channels is None:
-        return made, None, None
-    given = [t.dtype for t in affine if t is not None] or [made.dtype]
-    dtype = torch.promote_types(given[0], given[-1])
-    of_gamma, of_beta = (made.new_zeros(channels, dtype=dtype) for _ in range(2))
-    return made, of_gamma, of_beta
+    return engine.run(LAYER_NORM_BACKWARD, inputs, session)
 
 
 def linear(

@@ -133,10 +133,10 @@ def _by_first(op: Op[Any, Any], inputs: Any, variants: Sequence[Variant[Any, Any
 def zeros(op: Op[Any, Any]) -> Run:
     """Runs an op whose input has no elements."""
 
-    def run(call: Call[Any, Any]) -> torch.Tensor:
-        problem = call.problem
-        dtype = op.output_dtype(problem) if op.output_dtype else None
-        made: torch.Tensor = call.inputs[0].new_zeros(op.output_shape(problem), dtype=dtype)
-        return made
+    def run(call: Call[Any, Any]) -> Any:
+        results = op.empty(call.problem, call.inputs)
+        for tensor in tensors_of((results,)):
+            tensor.zero_()
+        return results
 
     return run

@@ -197,12 +197,14 @@ class Op(Generic[P, I]):
     `reference(inputs)` -> float64 tensor shaped like the output; works on any device.
     `make_inputs(problem, device, seed)` -> random inputs, drawn from a generator of its own.
     `tolerance(problem)` -> the most that max |output - reference| / max |reference| may be.
-    `output_shape(problem)`; an input without elements gives zeros of this shape.
+    `output_shape(problem)`: of the first result.
     `test_problems(problem)` -> small problems whose right results vouch for `problem`. The first is
     the same for all problems of a class (attention: same dtype, head_dim, mask kind) and names the
     class; more may follow, such as one with the real problem's tails.
     `usual`: problems a user meets, by name; on the first hangs whether our kernel counts as usable.
     `output_dtype(problem)`: where it is not the first input's.
+    `results(problem, inputs)`: empty results, where they are not one tensor of that shape and
+    dtype, which lies densely.
     `measured_as(problem)`: the problem whose measured times decide for `problem` too, so that a new
     size of an image is not always measured anew.
     `trial_inputs(problem)`: beside the test problems, what the first trial of `problem`'s class on
@@ -225,6 +227,7 @@ class Op(Generic[P, I]):
     cases: Sequence[P] = field(default_factory=tuple)
     usual: Sequence[tuple[str, P]] = field(default_factory=tuple)
     output_dtype: Callable[[P], torch.dtype] | None = None
+    results: Callable[[P, I], Any] | None = None
     measured_as: Callable[[P], P] = _itself
     trial_inputs: Callable[[P], TrialInputs] = _none_further
     measured_only: Sequence[Variant[P, I]] = ()
@@ -233,6 +236,13 @@ class Op(Generic[P, I]):
     def every(self) -> tuple[Variant[P, I], ...]:
         """All variants, also those that are asked only where times are measured."""
         return (*self.variants, *self.measured_only)
+
+    def empty(self, problem: P, inputs: I) -> Any:
+        """Tensors like what a variant gives for `inputs`, one or several, without its values."""
+        if self.results is not None:
+            return self.results(problem, inputs)
+        dtype = self.output_dtype(problem) if self.output_dtype else None
+        return inputs[0].new_empty(self.output_shape(problem), dtype=dtype)
 
     def able(self, arch: Arch | None, problem: P) -> list[Variant[P, I]]:
         """The variants that do not refuse, in the order in which they are taken where nothing was

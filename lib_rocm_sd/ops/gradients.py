@@ -1,11 +1,24 @@
-"""Who follows a call, so that no kernel can serve it; said in one place for all ops."""
+"""Who follows a call, so that no kernel can serve it; and what norms' gradients are."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.lazily import torch
+
+NormGradients: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]"
+"""Of x and, where they are wanted, of gamma and beta, else None."""
+
+
+def empty_gradients(problem: Any, of_x: torch.Tensor) -> NormGradients:
+    """Those of a norm's problem, without values."""
+    if not problem.wanted:
+        return of_x, None, None
+    dtype = DTYPES[problem.affine_dtype]
+    of_gamma, of_beta = (of_x.new_empty(problem.channels, dtype=dtype) for _ in range(2))
+    return of_x, of_gamma, of_beta
 
 
 def is_transformed() -> bool:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from lib_rocm_sd.ops.lazily import torch
 
 
-def key_by(problem_of: Callable[[Any], Hashable]) -> Callable[[Any], Hashable]:
-    """The key of an op whose calls are told apart by their problem.
-
-    Beside it stand what the problem does not say of the tensors (dtypes, devices, last strides),
-    the plain values among the inputs, and whether gradients are wanted.
+def key_of(inputs: tuple[Any, ...]) -> Hashable:
+    """The key of a call whose problem, checks and refusals follow from how its tensors lie, from
+    whether their gradients are wanted, and from its plain values; of floats, such as eps, it counts
+    only that they are there. All strides are in it: a bound launch counts on them.
     """
-
-    def key_of(inputs: tuple[Any, ...]) -> Hashable:
-        graded = torch.is_grad_enabled()
-        parts: list[Hashable] = [problem_of(inputs), graded]
-        for item in inputs:
-            if isinstance(item, torch.Tensor):
-                parts += (item.shape, item.dtype, item.device, item.stride()[-1:])
-                parts.append(graded and item.requires_grad)
-            else:
-                parts.append(_plain(item))
-        return tuple(parts)
-
-    return key_of
-
-
-def _plain(item: Any) -> Hashable:
-    """Numbers tell calls apart, but for floats such as eps. Of anything else it counts whether it
-    is there: what matters of it is the problem's to say.
-    """
-    return item if isinstance(item, (int, str)) else item is None
+    graded = torch.is_grad_enabled()
+    parts: list[Hashable] = [graded]
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            parts += (item.shape, item.stride(), item.dtype, item.device)
+            parts.append(graded and item.requires_grad)
+        else:
+            plain: Hashable = item if isinstance(item, (int, str)) else type(item)
+            parts.append(plain)
+    return tuple(parts)
 
 
 def tensors_of(inputs: Any) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +32,62 @@ Backward = Callable[
 ]
 
 
+_TYPES = {
+    **{"Tensor": "Tensor", "torch.Tensor": "Tensor", "Optional": "Tensor?"},
+    **{"torch.Tensor | None": "Tensor?", "float | None": "float?"},
+    **{name: name for name in ("int", "float", "bool", "str")},
+}
+"""Annotations, as a schema has them."""
+
+
+class Fields:
+    """Poses an op by those fields of its inputs that are an operator's arguments: all of them, or
+    `names`, in their order. An optional one before one that has no default has to be given.
+    """
+
+    def __init__(self, op: Op[Any, Any], inputs: Any, *names: str) -> None:
+        self._op, self._inputs, self._names = op, inputs, names or inputs._fields
+        self._in_order = self._names == inputs._fields[: len(self._names)]
+        parameters = inspect.signature(inputs).parameters
+        self._others = [name for name in parameters if name not in self._names]
+        self._required: list[str] = []
+        own: list[inspect.Parameter] = []
+        for each in reversed([parameters[name] for name in self._names]):
+            if each.default is None and own and own[0].default is each.empty:
+                self._required.append(each.name)
+                own.insert(0, each.replace(default=each.empty, annotation="Tensor"))
+            else:
+                own.insert(0, each)
+        self.__signature__ = inspect.Signature(own)
+
+    def __call__(self, *arguments: Any) -> Posed:
+        if self._in_order:
+            return self._op, self._inputs(*arguments)
+        return self._op, self._inputs(**dict(zip(self._names, arguments, strict=False)))
+
+    def arguments(self, inputs: Any) -> list[Any] | None:
+        """Those that pose `inputs`; None where the operator is not for all that is given there."""
+        if any(getattr(inputs, name) is not None for name in self._others):
+            return None
+        if any(getattr(inputs, name) is None for name in self._required):
+            return None
+        return [getattr(inputs, name) for name in self._names]
+
+
+def _dense(made: Any, x: torch.Tensor) -> Results:
+    return made.contiguous() if isinstance(made, torch.Tensor) else tuple(map(_contiguous, made))
+
+
+_contiguous = torch.Tensor.contiguous
+
+
 @dataclass(frozen=True)
 class TorchOp:
-    """`rocm_sd::name` with the arguments and results that `schema` says.
+    """`rocm_sd::name`, which gives so many `results`.
 
-    `posed(*arguments)`: the op that computes it, and that op's inputs. `empty(problem, inputs)`:
-    tensors like what that op makes, without values. `result(made, inputs, x)`: what it made,
-    as the operator gives it; x is the first argument. It may hold no memory of an argument.
+    `posed(*arguments)`: the op that computes it, and that op's inputs. Its parameters, but those
+    that only go by name, are the operator's. `result(made, x)`: what the op made, as the operator
+    gives it; x is the first argument. It may hold no memory of an argument.
     `kept(*arguments)`: as `posed`, with what is kept from call to call; None where nothing is.
     `backward(inputs, made, wanted, grads)`: the gradients of the first arguments, the others have
     none. It is given the op's inputs, of which arguments they are wanted, and the results'
@@ -47,14 +97,26 @@ class TorchOp:
     """
 
     name: str
-    schema: str
     posed: Callable[..., Posed]
-    empty: Callable[[Any, Any], Results]
-    result: Callable[[Any, Any, torch.Tensor], Results]
+    results: int = 1
+    result: Callable[[Any, torch.Tensor], Results] = _dense
     kept: Callable[..., Posed] | None = None
     backward: Backward | None = None
     keeps: bool = False
     followed: Callable[..., tuple[torch.Tensor, ...] | None] | None = None
+
+    @property
+    def schema(self) -> str:
+        """Arguments and results in torch's words."""
+        arguments = []
+        for each in inspect.signature(self.posed).parameters.values():
+            if each.kind is not each.KEYWORD_ONLY:
+                kind = _TYPES[getattr(each.annotation, "__forward_arg__", each.annotation)]
+                text = json.dumps(each.default) if kind == "str" else each.default
+                default = "" if each.default is each.empty else f"={text}"
+                arguments.append(f"{kind} {each.name}{default}")
+        results = ", ".join(["Tensor"] * self.results)
+        return f"({', '.join(arguments)}) -> " + (f"({results})" if self.results > 1 else results)
 
 
 NAMESPACE = "rocm_sd"
@@ -89,7 +151,7 @@ def _computing(row: TorchOp) -> Callable[..., Results]:
 
     def compute(x: torch.Tensor, *others: Any) -> Results:
         op, inputs = posed(x, *others)
-        return result(engine.follow(engine.route(op, inputs), op, inputs, DEFAULT), inputs, x)
+        return result(engine.follow(engine.route(op, inputs), op, inputs, DEFAULT), x)
 
     def apart(x: torch.Tensor, *others: Any) -> Results:
         if not autocasts():
@@ -117,7 +179,7 @@ def shapes_of(row: TorchOp, arguments: Sequence[Any]) -> Results:
     if all(item.device.type == "meta" for item in arguments if isinstance(item, torch.Tensor)):
         return _on_meta(row, arguments)
     op, inputs = row.posed(*arguments)
-    return row.result(row.empty(op.problem_of(inputs), inputs), inputs, arguments[0])
+    return row.result(op.empty(op.problem_of(inputs), inputs), arguments[0])
 
 
 def _on_meta(row: TorchOp, arguments: Sequence[Any]) -> Results:
@@ -171,7 +233,7 @@ def _by_formula(row: TorchOp, arguments: Sequence[Any]) -> Results:
     """For torch.func and for tangents, as Engine.run does it."""
     op, inputs = row.posed(*arguments)
     with shielded(arguments[0].device):
-        return row.result(by_formula(op, inputs), inputs, arguments[0])
+        return row.result(by_formula(op, inputs), arguments[0])
 
 
 class _Recomputed(torch.autograd.Function):
@@ -237,8 +299,7 @@ def gradients(
         for place in places:  # one tensor may be given twice
             own[place] = own[place].view_as(own[place])
         op, inputs = row.posed(*own)
-        computed = (by_formula if again else by_torch)(op, inputs)
-        made = row.result(computed, inputs, own[0])
+        made = row.result((by_formula if again else by_torch)(op, inputs), own[0])
     outputs = (made,) if isinstance(made, torch.Tensor) else made
     pairs = [pair for pair in zip(outputs, grads, strict=True) if pair[0].requires_grad]
     chosen = [own[place] for place in places]

@@ -16,7 +16,7 @@ from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.base import Call, Launch, Op, Variant
-from lib_rocm_sd.ops.keys import key_by
+from lib_rocm_sd.ops.keys import key_of
 from lib_rocm_sd.report import Report
 from tests.clock import Clock
 
@@ -120,7 +120,7 @@ def op_of(*variants: Variant[Doubling, Inputs], name: str = "doubling") -> Op[Do
         title=name.capitalize(),
         variants=variants,
         problem_of=problem_of,
-        key_of=key_by(problem_of),
+        key_of=key_of,
         reference=lambda inputs: inputs[0].double() * 2,
         make_inputs=make_inputs,
         tolerance=lambda problem: 1e-6,

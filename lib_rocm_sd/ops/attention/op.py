@@ -127,6 +127,7 @@ ATTENTION_AND_LSE: Op[AttentionProblem, AttentionInputs] = Op(
     test_problems=problems.test_problems,
     cases=ATTENTION.cases,
     usual=USUAL,
+    results=with_lse.empty,
     measured_as=problems.measured_as,
     trial_inputs=trial_inputs,
 )

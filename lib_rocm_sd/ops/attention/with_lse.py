@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention import formula, kernel
@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.attention.formula import expand_mask, logits_of, scale_of
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig
 from lib_rocm_sd.ops.attention.ours import LOG2_E, MatrixAttention
-from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.attention.problem import AttentionProblem, output_shape
 from lib_rocm_sd.ops.attention.torch import SdpaAttention, SlicedAttention
 from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant
 from lib_rocm_sd.ops.lazily import torch
@@ -41,12 +41,10 @@ def lse_shape(problem: AttentionProblem) -> tuple[int, int, int]:
     return (problem.batch, problem.heads, problem.seq_q)
 
 
-def given(made: Any, problem: AttentionProblem, q: torch.Tensor) -> Both:
-    """What the op made, also of inputs without elements, for which it gives zeros as an output."""
-    if isinstance(made, torch.Tensor):
-        return made, q.new_zeros(lse_shape(problem), dtype=wide(q.dtype))
-    output, lse = made
-    return output, lse
+def empty(problem: AttentionProblem, inputs: AttentionInputs) -> Both:
+    """Results without values."""
+    q = inputs.q
+    return q.new_empty(output_shape(problem)), q.new_empty(lse_shape(problem), dtype=wide(q.dtype))
 
 
 def reference(inputs: AttentionInputs) -> Both:

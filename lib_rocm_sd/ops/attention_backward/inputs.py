@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import NamedTuple, TypeAlias
 
 from lib_rocm_sd.ops.attention import inputs as attention_inputs
@@ -39,17 +38,6 @@ class AttentionBackwardInputs(NamedTuple):
     def forward(self) -> AttentionInputs:
         """The call of which this is the backward."""
         return AttentionInputs(self.q, self.k, self.v, self.mask, self.scale)
-
-
-def key_of(inputs: AttentionBackwardInputs) -> Hashable:
-    """The forward's, and what else refusals may ask."""
-    others = (inputs.output, inputs.grad, inputs.lse)
-    graded = torch.is_grad_enabled()
-    return (
-        attention_inputs.key_of(inputs.forward),
-        *((t.shape, t.stride(), t.dtype, t.device) for t in others),
-        graded and tuple(t.requires_grad for t in others),
-    )
 
 
 def problem_of(inputs: AttentionBackwardInputs) -> AttentionProblem:

@@ -18,6 +18,7 @@ from lib_rocm_sd.ops.attention_backward.torch import (
     SlicedBackward,
 )
 from lib_rocm_sd.ops.base import CPU, SEED, Op, TrialInputs
+from lib_rocm_sd.ops.keys import key_of
 from lib_rocm_sd.ops.lazily import torch
 
 # What the first trial on a card runs beside the test problems: strides, masks, tails.
@@ -65,7 +66,7 @@ ATTENTION_BACKWARD: Op[AttentionProblem, AttentionBackwardInputs] = Op(
     title="Attention, backward",
     variants=(MatrixBackward(), FormulaBackward(), SdpaBackward(), SlicedBackward()),
     problem_of=attention_backward_inputs.problem_of,
-    key_of=attention_backward_inputs.key_of,
+    key_of=key_of,
     reference=reference,
     make_inputs=attention_backward_inputs.make_inputs,
     tolerance=problems.tolerance,
@@ -73,6 +74,7 @@ ATTENTION_BACKWARD: Op[AttentionProblem, AttentionBackwardInputs] = Op(
     test_problems=problems.test_problems,
     cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
     usual=problems.USUAL,
+    results=lambda problem, inputs: tuple(t.new_empty(t.shape) for t in inputs[:3]),
     measured_as=forward.measured_as,
     trial_inputs=trial_inputs,
 )

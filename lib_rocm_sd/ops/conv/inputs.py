@@ -14,6 +14,7 @@ from lib_rocm_sd.ops.conv.layout import is_in_place
 from lib_rocm_sd.ops.conv.problem import (
     Band,
     ConvProblem,
+    made_shape,
     out_size,
     output_shape,
 )
@@ -77,6 +78,17 @@ def input_refusals(inputs: ConvInputs) -> list[str]:
     return gradient_refusals(*_followed(inputs)) + reasons(
         (wide, "gamma or beta of the next norm in float64")
     )
+
+
+def empty(problem: ConvProblem, inputs: ConvInputs) -> Result:
+    """Results without values; of a band without elements statistics of one part."""
+    x, next_norm, band = inputs.x, inputs.next_norm, inputs.band
+    y = x.new_empty(made_shape(problem, band))
+    if next_norm is None:
+        return y, None
+    batch, channels = problem.batch, problem.out_channels
+    shape = (batch, channels, 2) if band is None else (batch, 1, 1, channels, 4)
+    return y, x.new_empty(shape, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def _followed(inputs: ConvInputs) -> tuple[torch.Tensor | None, ...]:

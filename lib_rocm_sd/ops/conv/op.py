@@ -87,6 +87,7 @@ def _op(kind: str) -> Op[ConvProblem, ConvInputs]:
         test_problems=problems.test_problems,
         cases=tuple(problem for _, problem in problems.usual(kind)),
         usual=problems.usual(kind),
+        results=conv_inputs.empty,
         measured_as=problems.measured_as,
         trial_inputs=trial_inputs,
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
@@ -50,7 +49,7 @@ class NormInputs(NamedTuple):
     gamma: torch.Tensor | None
     beta: torch.Tensor | None
     groups: int
-    eps: float
+    eps: float = 1e-5
 
 
 class GroupNormInputs(NamedTuple):
@@ -62,8 +61,8 @@ class GroupNormInputs(NamedTuple):
     gamma: torch.Tensor | None
     beta: torch.Tensor | None
     groups: int
-    eps: float
-    silu: bool
+    eps: float = 1e-5
+    silu: bool = True
     added: torch.Tensor | None = None
 
 
@@ -182,7 +181,7 @@ def norm_problem_of(inputs: NormInputs) -> NormProblem:
 def problem_of(inputs: GroupNormInputs) -> GroupNormProblem:
     """The problem of a whole GroupNorm. ValueError, with all shapes, on a caller's mistake."""
     norm = norm_problem_of(NormInputs(*inputs[:5]))
-    x, (silu, added) = inputs[0], (*inputs[5:], None)[:2]
+    x, silu, added = inputs.x, inputs.silu, inputs.added
     if added is not None:
         wrong = tensor_errors(added=added) or reasons(
             (added.shape != x.shape[:2], "added must be (N, C)"),
@@ -195,46 +194,10 @@ def problem_of(inputs: GroupNormInputs) -> GroupNormProblem:
     return GroupNormProblem(*_fields(norm), silu=silu, **fused)  # type: ignore[arg-type]
 
 
-def image_key(inputs: ImageInputs) -> Hashable:
-    """Key of a call for statistics."""
-    (x,) = inputs
-    wanted = torch.is_grad_enabled() and (x.requires_grad,)
-    return (x.shape, x.stride(), x.dtype, x.device, wanted)
-
-
-def apply_key(inputs: ApplyInputs) -> Hashable:
-    """Key of a call that applies a norm."""
-    x, norm, silu = inputs
-    return (
-        *(x.shape, x.stride(), x.dtype, x.device),
-        *(norm.shape, norm.stride(), norm.dtype, norm.device, silu),
-        torch.is_grad_enabled() and (x.requires_grad, norm.requires_grad),
-    )
-
-
-def norm_key(inputs: NormInputs | FinalizeInputs) -> Hashable:
-    """Key of a call for the norm of an image, or of statistics."""
-    x, gamma, beta, groups, _ = inputs
-    wanted = torch.is_grad_enabled() and tuple(
-        t is not None and t.requires_grad for t in (x, gamma, beta)
-    )
-    return (
-        *(x.shape, x.stride(), x.dtype, x.device),
-        gamma is None or (gamma.shape, gamma.stride(), gamma.dtype, gamma.device),
-        beta is None or (beta.shape, beta.stride(), beta.dtype, beta.device),
-        *(groups, wanted),
-    )
-
-
-def key_of(inputs: GroupNormInputs) -> Hashable:
-    """Key of a call of a whole GroupNorm."""
-    added = inputs.added
-    return (
-        norm_key(inputs[:5]),  # type: ignore[arg-type]
-        inputs.silu,
-        added is None or (added.shape, added.stride(), added.dtype, added.device),
-        added is not None and torch.is_grad_enabled() and added.requires_grad,
-    )
+def empty_image(problem: ImageProblem, inputs: Any) -> torch.Tensor:
+    """A result like x, without values, in the memory format that variants choose."""
+    order = torch.channels_last if problem.channels_last else torch.contiguous_format
+    return torch.empty_like(inputs.x, memory_format=order)
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -41,6 +41,7 @@ from lib_rocm_sd.ops.group_norm.torch import (
     TorchStatistics,
     TritonGroupNorm,
 )
+from lib_rocm_sd.ops.keys import key_of
 from lib_rocm_sd.ops.lazily import torch
 
 # What the first trial on a card runs beside the test problems: an image that fills work-groups,
@@ -120,7 +121,7 @@ STATISTICS: Op[ImageProblem, ImageInputs] = Op(
     title="Group norm, statistics",
     variants=(KernelStatistics(), TorchStatistics()),
     problem_of=group_norm_inputs.image_problem_of,
-    key_of=group_norm_inputs.image_key,
+    key_of=key_of,
     reference=lambda inputs: formula.reference_statistics(*inputs),
     make_inputs=group_norm_inputs.image_inputs,
     tolerance=problems.wide_tolerance,
@@ -139,7 +140,7 @@ FINALIZE: Op[FinalizeProblem, FinalizeInputs] = Op(
     title="Group norm, norm",
     variants=(KernelFinalize(), TorchFinalize()),
     problem_of=group_norm_inputs.finalize_problem_of,
-    key_of=group_norm_inputs.norm_key,
+    key_of=key_of,
     reference=lambda inputs: formula.reference_norm(*inputs),
     make_inputs=group_norm_inputs.finalize_inputs,
     tolerance=problems.wide_tolerance,
@@ -156,7 +157,7 @@ NORM: Op[NormProblem, NormInputs] = Op(
     title="Group norm, norm of an image",
     variants=(KernelNorm(), TorchNorm()),
     problem_of=group_norm_inputs.norm_problem_of,
-    key_of=group_norm_inputs.norm_key,
+    key_of=key_of,
     reference=lambda inputs: formula.reference_norm(
         formula.reference_statistics(inputs[0]), *inputs[1:]
     ),
@@ -177,13 +178,14 @@ APPLY: Op[ApplyProblem, ApplyInputs] = Op(
     title="Group norm, apply",
     variants=(KernelApply(), TorchApply()),
     problem_of=group_norm_inputs.apply_problem_of,
-    key_of=group_norm_inputs.apply_key,
+    key_of=key_of,
     reference=lambda inputs: formula.reference_apply(*inputs),
     make_inputs=group_norm_inputs.apply_inputs,
     tolerance=problems.tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.small_images,
     usual=(("VAE 1024x1024, last level", ApplyProblem(1, 128, 1024, 1024)),),
+    results=group_norm_inputs.empty_image,
     measured_as=problems.measured_image,
 )
 
@@ -194,7 +196,7 @@ GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     title="Group norm",
     variants=(KernelGroupNorm(), TorchGroupNorm()),
     problem_of=group_norm_inputs.problem_of,
-    key_of=group_norm_inputs.key_of,
+    key_of=key_of,
     reference=lambda inputs: formula.reference(*inputs),
     make_inputs=group_norm_inputs.make_inputs,
     tolerance=problems.tolerance,
@@ -202,6 +204,7 @@ GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     test_problems=problems.small_images,
     cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
     usual=problems.USUAL,
+    results=group_norm_inputs.empty_image,
     trial_inputs=of_group_norm,
     measured_only=(TritonGroupNorm(),),
 )

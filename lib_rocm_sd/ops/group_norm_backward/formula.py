@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
+from lib_rocm_sd.ops.gradients import NormGradients
 from lib_rocm_sd.ops.lazily import torch
-
-Made: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]"
 
 
 def reference(
@@ -18,7 +15,7 @@ def reference(
     eps: float,
     silu: bool,
     affine: bool,
-) -> Made:
+) -> NormGradients:
     """Gradients of x, gamma and beta; the latter two None where not wanted."""
     values = x.double().contiguous().unflatten(1, (groups, -1))
     over = (2, 3, 4)

@@ -25,8 +25,8 @@ class GroupNormBackwardInputs(NamedTuple):
     gamma: torch.Tensor | None
     beta: torch.Tensor | None
     groups: int
-    eps: float
-    silu: bool
+    eps: float = 1e-5
+    silu: bool = True
     affine: bool = True
 
 

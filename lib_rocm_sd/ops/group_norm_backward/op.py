@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.gradients import empty_gradients
+from lib_rocm_sd.ops.group_norm.inputs import empty_image
 from lib_rocm_sd.ops.group_norm_backward import formula
 from lib_rocm_sd.ops.group_norm_backward import inputs as group_norm_backward_inputs
 from lib_rocm_sd.ops.group_norm_backward import problem as problems
@@ -10,7 +12,7 @@ from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.ours import KernelGroupNormBackward
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.group_norm_backward.torch import TorchGroupNormBackward
-from lib_rocm_sd.ops.keys import key_by
+from lib_rocm_sd.ops.keys import key_of
 
 GROUP_NORM_BACKWARD: Op[GroupNormBackwardProblem, GroupNormBackwardInputs] = Op(
     name="group norm backward",
@@ -18,7 +20,7 @@ GROUP_NORM_BACKWARD: Op[GroupNormBackwardProblem, GroupNormBackwardInputs] = Op(
     title="Group norm, gradients",
     variants=(KernelGroupNormBackward(), TorchGroupNormBackward()),
     problem_of=group_norm_backward_inputs.problem_of,
-    key_of=key_by(group_norm_backward_inputs.problem_of),
+    key_of=key_of,
     reference=lambda inputs: formula.reference(*inputs),
     make_inputs=group_norm_backward_inputs.make_inputs,
     tolerance=problems.tolerance,
@@ -26,6 +28,7 @@ GROUP_NORM_BACKWARD: Op[GroupNormBackwardProblem, GroupNormBackwardInputs] = Op(
     test_problems=problems.test_problems,
     cases=problems.ODD,
     usual=problems.USUAL,
+    results=lambda problem, inputs: empty_gradients(problem, empty_image(problem, inputs)),
     trial_inputs=group_norm_backward_inputs.trial_inputs,
 )
 OPS = (GROUP_NORM_BACKWARD,)

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Variant, one_launch, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
-from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.gradients import NormGradients, gradient_refusals
 from lib_rocm_sd.ops.group_norm import launch as forward
 from lib_rocm_sd.ops.group_norm.formula import dense
 from lib_rocm_sd.ops.group_norm.kernel import AFFINE_KINDS, GroupNormConfig
 from lib_rocm_sd.ops.group_norm.launch import pointer
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm_backward import kernel
-from lib_rocm_sd.ops.group_norm_backward.formula import Made
 from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.kernel import (
     BackwardConfig,
@@ -61,7 +60,7 @@ def launch_norm(
     return forward.launch_finalize(launch, config.steps, statistics, None, None, groups, eps)
 
 
-def launch_backward(call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs]) -> Made:
+def launch_backward(call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs]) -> NormGradients:
     """Norm, sums, their combination, x's gradient; gamma's and beta's where they are wanted."""
     launch, config, p = call.launcher, call.config, call.problem
     inputs = readable(p, call.inputs)
@@ -176,5 +175,5 @@ class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwar
         own = kernel.own_specs(p.form, p.silu, p.affine, config.steps)
         return (*kernel.norm_specs(p.form, config), *(own if p.wanted else own[:-1]))
 
-    def run(self, call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs]) -> Made:
+    def run(self, call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs]) -> NormGradients:
         return launch_backward(call)

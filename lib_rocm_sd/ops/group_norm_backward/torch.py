@@ -5,9 +5,8 @@ from __future__ import annotations
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
-from lib_rocm_sd.ops.gradients import is_transformed, is_wanted
+from lib_rocm_sd.ops.gradients import NormGradients, is_transformed, is_wanted
 from lib_rocm_sd.ops.group_norm_backward import formula
-from lib_rocm_sd.ops.group_norm_backward.formula import Made
 from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.lazily import torch
@@ -30,7 +29,7 @@ class TorchGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackward
         """The forward pass's results, and torch's copies on the way from and to channels-last."""
         return problem.image_bytes * (1 + problem.silu + 2 * problem.channels_last)
 
-    def run(self, call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs]) -> Made:
+    def run(self, call: Call[GroupNormBackwardProblem, GroupNormBackwardInputs]) -> NormGradients:
         problem, inputs = call.problem, call.inputs
         tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
         followed = is_transformed() or is_wanted(*tensors)
@@ -43,7 +42,7 @@ class TorchGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackward
         return made, of_gamma, of_beta
 
 
-def _native(problem: GroupNormBackwardProblem, inputs: GroupNormBackwardInputs) -> Made:
+def _native(problem: GroupNormBackwardProblem, inputs: GroupNormBackwardInputs) -> NormGradients:
     grad, x, gamma, beta, groups, eps, silu, affine = inputs
     dtype = x.dtype
     if x.device.type == "cpu" or any(t is not None and t.dtype != dtype for t in (gamma, beta)):

@@ -6,7 +6,6 @@ A library's product can be added to a tensor, or have a bias, in one launch; not
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,19 +67,6 @@ class BiasedInputs(NamedTuple):
         """Those that there are, by name."""
         named = zip(ROWS, (self.missing, self.more, self.ahead), strict=True)
         return {name: row for name, row in named if row is not None}
-
-
-def key_of(inputs: BiasedInputs) -> Hashable:
-    """All strides are in it: a bound launch counts on them."""
-    graded = torch.is_grad_enabled()
-    parts: list[Hashable] = [inputs.keeps, graded]
-    for item in inputs:
-        if isinstance(item, torch.Tensor):
-            parts += (item.shape, item.stride(), item.dtype, item.device)
-            parts.append(graded and item.requires_grad)
-        else:
-            parts.append(item is None)
-    return tuple(parts)
 
 
 def problem_of(inputs: BiasedInputs) -> BiasedProblem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.keys import key_of
 from lib_rocm_sd.ops.layer_norm import biased, formula
 from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
 from lib_rocm_sd.ops.layer_norm import problem as problems
@@ -18,7 +19,7 @@ LAYER_NORM: Op[LayerNormProblem, LayerNormInputs] = Op(
     title="Layer norm",
     variants=(KernelLayerNorm(), TorchLayerNorm()),
     problem_of=layer_norm_inputs.problem_of,
-    key_of=layer_norm_inputs.key_of,
+    key_of=key_of,
     reference=lambda inputs: formula.reference(*inputs),
     make_inputs=layer_norm_inputs.make_inputs,
     tolerance=problems.tolerance,
@@ -26,6 +27,7 @@ LAYER_NORM: Op[LayerNormProblem, LayerNormInputs] = Op(
     test_problems=problems.test_problems,
     cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
     usual=problems.USUAL,
+    results=lambda problem, inputs: layer_norm_inputs.empty(inputs.x, problem.added),
     measured_as=problems.measured_as,
     trial_inputs=trial_inputs,
 )
@@ -35,7 +37,7 @@ LAYER_NORM_BIASED: Op[BiasedProblem, BiasedInputs] = Op(
     title="Layer norm, with biases",
     variants=(biased.KernelBiased(), biased.TorchBiased()),
     problem_of=biased.problem_of,
-    key_of=biased.key_of,
+    key_of=key_of,
     reference=biased.reference,
     make_inputs=biased.make_inputs,
     tolerance=problems.tolerance,
@@ -43,6 +45,7 @@ LAYER_NORM_BIASED: Op[BiasedProblem, BiasedInputs] = Op(
     test_problems=problems.test_problems,
     cases=(*(problem for _, problem in biased.USUAL), *biased.ODD),
     usual=biased.USUAL,
+    results=lambda problem, inputs: layer_norm_inputs.empty(inputs.x, problem.keeps),
     measured_as=problems.measured_as,
     trial_inputs=biased.trial_inputs,
 )

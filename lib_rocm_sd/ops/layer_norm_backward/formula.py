@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
+from lib_rocm_sd.ops.gradients import NormGradients
 from lib_rocm_sd.ops.lazily import torch
-
-Made: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]"
 
 
 def reference(
@@ -17,7 +14,7 @@ def reference(
     added: torch.Tensor | None,
     sum_grad: torch.Tensor | None,
     affine: bool,
-) -> Made:
+) -> NormGradients:
     """Gradients of x (and so of `added`), gamma and beta; the latter two None where not wanted."""
     total = x if added is None else (x.double() + added.double()).to(x.dtype)
     values, upper = total.double(), grad.double()

@@ -24,7 +24,7 @@ class LayerNormBackwardInputs(NamedTuple):
     grad: torch.Tensor
     x: torch.Tensor
     gamma: torch.Tensor | None
-    eps: float
+    eps: float = 1e-5
     added: torch.Tensor | None = None
     sum_grad: torch.Tensor | None = None
     affine: bool = True

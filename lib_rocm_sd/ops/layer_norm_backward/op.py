@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.keys import key_by
+from lib_rocm_sd.ops.gradients import empty_gradients
+from lib_rocm_sd.ops.keys import key_of
 from lib_rocm_sd.ops.layer_norm_backward import formula
 from lib_rocm_sd.ops.layer_norm_backward import inputs as layer_norm_backward_inputs
 from lib_rocm_sd.ops.layer_norm_backward import problem as problems
@@ -18,7 +19,7 @@ LAYER_NORM_BACKWARD: Op[LayerNormBackwardProblem, LayerNormBackwardInputs] = Op(
     title="Layer norm, gradients",
     variants=(KernelLayerNormBackward(), TorchLayerNormBackward()),
     problem_of=layer_norm_backward_inputs.problem_of,
-    key_of=key_by(layer_norm_backward_inputs.problem_of),
+    key_of=key_of,
     reference=lambda inputs: formula.reference(*inputs),
     make_inputs=layer_norm_backward_inputs.make_inputs,
     tolerance=problems.tolerance,
@@ -26,6 +27,7 @@ LAYER_NORM_BACKWARD: Op[LayerNormBackwardProblem, LayerNormBackwardInputs] = Op(
     test_problems=problems.test_problems,
     cases=problems.ODD,
     usual=problems.USUAL,
+    results=lambda problem, inputs: empty_gradients(problem, inputs.x.new_empty(problem.shape)),
     trial_inputs=layer_norm_backward_inputs.trial_inputs,
 )
 OPS = (LAYER_NORM_BACKWARD,)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
-from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.gradients import NormGradients, gradient_refusals
 from lib_rocm_sd.ops.layer_norm.kernel import AFFINE_KINDS, VECTOR, LayerNormConfig, tiling
 from lib_rocm_sd.ops.layer_norm_backward import gradients, kernel
-from lib_rocm_sd.ops.layer_norm_backward.formula import Made
 from lib_rocm_sd.ops.layer_norm_backward.gradients import NormGradientsParams
 from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.kernel import BackwardForm, LayerNormBackwardParams
@@ -34,7 +33,7 @@ def readable(inputs: LayerNormBackwardInputs) -> LayerNormBackwardInputs:
     return LayerNormBackwardInputs(grad, x, gamma, inputs.eps, added, sum_grad, inputs.affine)
 
 
-def launch_backward(call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> Made:
+def launch_backward(call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> NormGradients:
     """One launch; three where gradients of gamma and beta are wanted."""
     launch, config, p = call.launcher, call.config, call.problem
     inputs = readable(call.inputs)
@@ -131,5 +130,5 @@ class KernelLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackwar
         vector = kernel.parts_tiling(max(p.rows, 1), p.channels).vector
         return (first, kernel.parts_spec(p.dtype, p.added, vector), gradients.spec())
 
-    def run(self, call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> Made:
+    def run(self, call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> NormGradients:
         return launch_backward(call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
-from lib_rocm_sd.ops.layer_norm_backward.formula import Made
+from lib_rocm_sd.ops.gradients import NormGradients
 from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from lib_rocm_sd.ops.lazily import torch
@@ -27,7 +27,7 @@ class TorchLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackward
         """The forward pass's results."""
         return problem.tensor_bytes * (1 + problem.added)
 
-    def run(self, call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> Made:
+    def run(self, call: Call[LayerNormBackwardProblem, LayerNormBackwardInputs]) -> NormGradients:
         problem = call.problem
         grad, x, gamma, eps, added, sum_grad, affine = call.inputs
         total, shape = x if added is None else x + added, x.shape[-1:]
