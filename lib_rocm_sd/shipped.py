@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.catalog import unet, vae
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Op, Work
+from lib_rocm_sd.ops.base import KernelSpec, Work
 from lib_rocm_sd.ops.registry import FAMILIES
 
 PARTS = ("vae", "unet")
@@ -49,19 +48,10 @@ def part_specs(part: str, arch: Arch) -> list[KernelSpec]:
     if part == "unet":  # few queries take another kernel on the development card
         every = unet.problems((*unet.STEPS, *unet.OTHER_STEPS))
         asked += [(ATTENTION, p) for p in every if isinstance(p, AttentionProblem)]
-    specs = dict.fromkeys(spec for op, p in asked for spec in launched(op, p, arch))
+    ours = (found for op, problem in asked for found in op.ours(arch, problem))
+    specs = dict.fromkeys(spec for _, _, specs in ours for spec in specs)
     own = FAMILIES["attention"].shipped_specs(arch) if part == "unet" else ()
     return [spec for spec in specs if spec not in own]
-
-
-def launched(op: Op[Any, Any], problem: Any, arch: Arch) -> Sequence[KernelSpec]:
-    """The kernels of ours that run `problem` and its self-tests under Auto."""
-    variant = op.able(arch, problem)[0]
-    if not variant.ours:
-        return ()
-    config = variant.defaults(arch, problem)[0]
-    config = None if config is None else variant.tested_as(config)
-    return op.class_specs(arch, variant, config, problem)
 
 
 def label(spec: KernelSpec) -> str:

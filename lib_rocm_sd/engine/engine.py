@@ -236,7 +236,8 @@ class Engine:
             why = self._planner.refusals(op, variant, problem, device)
             found += why
             for config in () if why else self._planner.defaults(variant, problem, device):
-                failed = self._planner.verify(session, op, variant, config, problem, device)
+                asked = Asked(op, variant, config, problem, device)
+                failed = self._planner.verify(session, asked)
                 if not failed:
                     return []
                 found += failed
@@ -273,11 +274,13 @@ class Engine:
         """The worst self-test of each variant that does not refuse `problem`, by name."""
         device = with_index(device)
         with self._lock:
-            return {
-                variant.name: self._planner.worst_check(session, op, variant, problem, device)
-                for variant in op.variants
-                if not self._planner.refusals(op, variant, problem, device)
-            }
+            found: dict[str, Check] = {}
+            for variant in op.variants:
+                if not self._planner.refusals(op, variant, problem, device):
+                    config = self._planner.default_config(variant, problem, device)
+                    asked = Asked(op, variant, config, problem, device)
+                    found[variant.name] = self._planner.worst_check(session, asked)
+            return found
 
     def _prepare(self, op: Op[Any, Any], key: Hashable, inputs: Any, session: Session) -> Route:
         """The route of `key`: planned, and kept unless it is a makeshift: during a graph capture,
@@ -360,24 +363,22 @@ class Engine:
         first, failed = error, []
         try:
             while route.plan is not None and not selftest.is_out_of_memory(error):
-                variant, reason = route.plan.variant, f"failed: {selftest.describe(error)}"
+                asked, reason = route.asked(op), f"failed: {selftest.describe(error)}"
                 with self._lock:
-                    where = (op, variant, route.config, route.problem, route.device)
-                    barred = self._planner.quarantine(*where, reason)
-                    failed.append((variant, route.config, reason, barred))
-                    if self._gate is not None and variant.ours:
-                        self._gate.failed(Asked(*where, route.launch), reason)
+                    failed.append((asked, reason, self._planner.quarantine(asked, reason)))
+                    if self._gate is not None and asked.variant.ours:
+                        self._gate.failed(asked, reason)
                     self._drop_routes()
                 route = self._next_route(op, key, inputs, session, first)
-                if any(route.runs(variant, config) for variant, config, _, _ in failed):
+                if any(route.runs(asked) for asked, _, _ in failed):
                     raise first  # a graph capture takes torch's own, whether barred or not
                 try:
                     output = route.run(Call(route.problem, inputs, route.launch, route.config))
                 except (RuntimeError, OSError) as again:
                     error = again
                     continue
-                for variant, _, reason, _ in failed:
-                    self._planner.tell(session, op, variant, route.device, reason)
+                for asked, reason, _ in failed:
+                    self._planner.tell(session, asked, reason)
                 route.row.calls += 1
                 failed.clear()
                 return output
@@ -491,24 +492,13 @@ class Measurer:
             times, failures = {}, []
         with self._lock:
             for contender, failure in failures:
-                self._failed(session, op, problem, device, contender, failure)
+                asked = Asked(op, contender.variant, contender.config, problem, device)
+                reason = selftest.describe(failure)
+                if not selftest.is_out_of_memory(failure):
+                    self._planner.quarantine(asked, reason)
+                self._planner.tell(session, asked, f"measuring {problem} failed: {reason}")
             self._planner.known.note(op, problem, device, times, variants)
         return True
-
-    def _failed(
-        self,
-        session: Session,
-        op: Op[Any, Any],
-        problem: Any,
-        device: torch.device,
-        contender: measure.Contender,
-        failure: Exception,
-    ) -> None:
-        variant, reason = contender.variant, selftest.describe(failure)
-        if not selftest.is_out_of_memory(failure):
-            self._planner.quarantine(op, variant, contender.config, problem, device, reason)
-        why = f"measuring {problem} failed: {reason}"
-        self._planner.tell(session, op, variant, device, why)
 
     def _contenders(
         self,
@@ -532,7 +522,8 @@ class Measurer:
                     break
                 session.progress(f"testing {op.title.lower()}, {place + 1} of {len(configs)}")
                 with self._lock:
-                    if self._planner.verify(session, op, variant, config, problem, device):
+                    asked = Asked(op, variant, config, problem, device)
+                    if self._planner.verify(session, asked):
                         continue
                     launch = self._planner.launch(variant, device)
                 found.append(measure.Contender(variant, config, launch))

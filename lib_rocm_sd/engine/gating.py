@@ -1,9 +1,11 @@
-"""Who may say that a kernel class must not be launched in this process. trials/gate.py does."""
+"""A kernel class, and who may say that it must not be launched here. trials/gate.py does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +24,7 @@ class Refusal:
 @dataclass(frozen=True)
 class Asked:
     """A class on a device: `variant` with `config`, for all problems like `problem`. `launch` is
-    what would launch it.
+    what would launch it; None where that was not asked yet, and for torch's calls.
     """
 
     op: Op[Any, Any]
@@ -30,7 +32,23 @@ class Asked:
     config: Any
     problem: Any
     device: torch.device
-    launch: Launch | None
+    launch: Launch | None = None
+
+    @property
+    def tests(self) -> Sequence[Any]:
+        """The problems that vouch for it; the first names the class."""
+        return _tests(self.op.test_problems, self.problem)
+
+    def key(self, test: Any = None) -> Hashable:
+        """Equal for what is barred together; with one of its `tests`, for one self-test."""
+        tested = self.variant.tested_as(self.config)
+        return (self.op.name, self.variant.name, tested, test or self.tests[0], self.device)
+
+
+@lru_cache(maxsize=256)
+def _tests(ask: Callable[[Any], Sequence[Any]], problem: Any) -> Sequence[Any]:
+    """`Op.test_problems`, of which one plan asks several times."""
+    return ask(problem)
 
 
 class Gatekeeper(Protocol):

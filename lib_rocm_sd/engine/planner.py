@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ class Planner:
                 return self._unmeasured(op, variant, problem, device)
             return why
 
-        answers, at = Answers(op, ask, further), ""
+        answers, at = Refusals(op, ask, further), ""
         if session.measures:
             like = op.measured_as(problem)
             times = self.known.of(session, op, like, device)
@@ -128,23 +128,21 @@ class Planner:
         free = self._free(device, session.headroom_bytes)
         configs = {name: timing.config for name, timing in times.items()}
         ranked = rank(policy, candidates, free)
-        found = self._first_verified(session, op, problem, device, ranked, configs, answers)
-        answers.close()
-        if found is None:
-            raise NotSupportedError(problem, answers.all())
-        chosen, config = found
-        others = Others(answers, chosen, candidates, policy, free)
-        return VariantPlan(chosen.variant, config, others, _why(policy, chosen, free, at))
+        choice = self._first_verified(session, op, problem, device, ranked, configs, answers)
+        if choice is None:
+            raise NotSupportedError(problem, {v.name: answers.of(v) for v in op.variants})
+        chosen, config = choice
+        answers.close(chosen, candidates, policy, free)
+        return VariantPlan(chosen.variant, config, answers, _why(policy, chosen, free, at))
 
     def _unmeasured(
         self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
     ) -> list[str]:
         """Why there is no time of `variant`."""
-        found = (
-            self._quarantine.get(_class(op, variant, config, problem, device))
-            for config in self.defaults(variant, problem, device)
-        )
-        return [why for why in found if why] or ["was not measured"]
+        configs = self.defaults(variant, problem, device)
+        classes = (Asked(op, variant, config, problem, device) for config in configs)
+        barred = [self._quarantine.get(each.key(), "") for each in classes]
+        return [why for why in barred if why] or ["was not measured"]
 
     def refusals(
         self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
@@ -177,43 +175,32 @@ class Planner:
         """The same, and the safe one, if it is another."""
         return variant.defaults(self.identify(device).arch, problem)
 
-    def verify(
-        self,
-        session: Session,
-        op: Op[Any, Any],
-        variant: Variant[Any, Any],
-        config: Any,
-        problem: Any,
-        device: torch.device,
-    ) -> list[str]:
-        """Why `variant` with `config` may not be used for `problem`; empty once it was found right.
+    def verify(self, session: Session, asked: Asked) -> list[str]:
+        """Why a class may not be used for its problem; empty once it was found right.
 
-        Runs the self-tests that were not run yet. A failed one quarantines the class of `problem`.
-        Raises only "out of memory".
+        Runs the self-tests that were not run yet. A failed one quarantines the class. Raises only
+        "out of memory".
         """
-        config = _tested(variant, config)
-        reason = self._quarantine.get(_class(op, variant, config, problem, device))
-        asked = None
-        if self.gate is not None and variant.ours:
-            asked = Asked(op, variant, config, problem, device, self.launch(variant, device))
-            reason = reason or self._gated(session, self.gate, asked)
+        reason = self._quarantine.get(asked.key(), "")
+        if not reason:
+            config = asked.variant.tested_as(asked.config)
+            asked = replace(asked, config=config, launch=self.launch(asked.variant, asked.device))
+            reason = self._gated(session, asked)
         if reason:
             return [reason]
-        for test in _tests(op.test_problems, problem):
-            key = (op.name, variant.name, config, test, device)
+        for test in asked.tests:
+            key = asked.key(test)
             check = self._checks.get(key)
             if check is None and _in_words(key) in self._trusted:
                 continue
             if check is None:
-                if is_recording(device):
+                if is_recording(asked.device):
                     return ["was not self-tested before the graph capture began"]
-                launch = self.launch(variant, device)
-                asked = asked or Asked(op, variant, config, problem, device, launch)
                 check = self._checks[key] = self._check(asked, test)
             if check.reason:
                 reason = f"self-test failed: {check.reason}"
-                self.quarantine(op, variant, config, problem, device, reason)
-                self.tell(session, op, variant, device, reason)
+                self.quarantine(asked, reason)
+                self.tell(session, asked, reason)
                 return [reason]
         return []
 
@@ -226,15 +213,15 @@ class Planner:
         """Leave out self-tests that a process of this version has passed on a card of this kind."""
         self._trusted = set(passed)
 
-    def _gated(self, session: Session, gate: Gatekeeper, asked: Asked) -> str:
+    def _gated(self, session: Session, asked: Asked) -> str:
         """Why the gate does not let the class be launched here; empty where it does."""
-        refusal = gate.refusal(asked)
+        refusal = self.gate.refusal(asked) if self.gate is not None and asked.variant.ours else None
         if refusal is None:
             return ""
         if refusal.waits:
             self.waits += 1
         else:
-            self.tell(session, asked.op, asked.variant, asked.device, refusal.reason)
+            self.tell(session, asked, refusal.reason)
         return refusal.reason
 
     def _check(self, asked: Asked, test: Any) -> Check:
@@ -245,50 +232,31 @@ class Planner:
         how = (op, asked.variant, asked.config, asked.launch, test, asked.device)
         if self.gate is None or not asked.variant.ours:
             return selftest.check(*how)
-        names_class = test == _tests(op.test_problems, asked.problem)[0]
+        names_class = test == asked.tests[0]
         if names_class and self._looked_s >= SECOND_LOOK_S and self.gate.vouches(asked):
             return Check(0.0, op.tolerance(test))
         begin = self._clock()
         with self.gate.launching(asked, "self-test") or nullcontext():
-            found = selftest.check(*how)
+            check = selftest.check(*how)
         self._looked_s += self._clock() - begin
-        if found.reason:
-            self.gate.failed(asked, found.reason)
-        return found
+        if check.reason:
+            self.gate.failed(asked, check.reason)
+        return check
 
-    def worst_check(
-        self,
-        session: Session,
-        op: Op[Any, Any],
-        variant: Variant[Any, Any],
-        problem: Any,
-        device: torch.device,
-    ) -> Check:
-        """The self-test of `problem`, default config, that came nearest to its tolerance; where
-        the gate lets none be run, that is its reason.
+    def worst_check(self, session: Session, asked: Asked) -> Check:
+        """The self-test of a class that came nearest to its tolerance; where the gate lets none be
+        run, that is its reason.
         """
-        config = self.default_config(variant, problem, device)
-        failed = self.verify(session, op, variant, config, problem, device)
-        tested = _tested(variant, config)
-        keys = [
-            (op.name, variant.name, tested, t, device) for t in _tests(op.test_problems, problem)
-        ]
+        failed = self.verify(session, asked)
+        keys = [asked.key(test) for test in asked.tests]
         done = [self._checks[key] for key in keys if key in self._checks]
         if not done:
-            return Check(math.inf, op.tolerance(problem), "; ".join(failed))
+            return Check(math.inf, asked.op.tolerance(asked.problem), "; ".join(failed))
         return max(done, key=lambda check: check.error / check.tolerance)
 
-    def quarantine(
-        self,
-        op: Op[Any, Any],
-        variant: Variant[Any, Any],
-        config: Any,
-        problem: Any,
-        device: torch.device,
-        reason: str,
-    ) -> Hashable:
-        """Bar `variant` with `config` from the class of `problem`; the key is for `pardon`."""
-        key = _class(op, variant, config, problem, device)
+    def quarantine(self, asked: Asked, reason: str) -> Hashable:
+        """Bar a class; the key is for `pardon`."""
+        key = asked.key()
         self._quarantine[key] = reason
         self.changes += 1
         return key
@@ -298,16 +266,11 @@ class Planner:
         self._quarantine.pop(key, None)
         self.changes += 1
 
-    def tell(
-        self,
-        session: Session,
-        op: Op[Any, Any],
-        variant: Variant[Any, Any],
-        device: torch.device,
-        reason: str,
-    ) -> None:
-        """Report once that `variant` is not used any more."""
-        session.report.event(f"{op.name}: {variant.name} is not used on {device}: {reason}")
+    def tell(self, session: Session, asked: Asked, reason: str) -> None:
+        """Report once that a variant is not used any more."""
+        session.report.event(
+            f"{asked.op.name}: {asked.variant.name} is not used on {asked.device}: {reason}"
+        )
 
     def launcher_of(self, device: torch.device) -> tuple[Launch | None, list[str]]:
         """The launcher, or why there is none; asked once per device."""
@@ -330,7 +293,7 @@ class Planner:
         device: torch.device,
         ranked: Iterable[Candidate],
         tuned: Mapping[str, Any],
-        answers: Answers,
+        answers: Refusals,
     ) -> tuple[Candidate, Any] | None:
         """The first candidate that passes its self-test; `answers` has why others did not."""
         able = []
@@ -341,7 +304,7 @@ class Planner:
                 session.report.event(note)
             defaults = self.defaults(variant, problem, device)
             for config in dict.fromkeys((tuned.get(variant.name, defaults[0]), *defaults)):
-                why = self.verify(session, op, variant, config, problem, device)
+                why = self.verify(session, Asked(op, variant, config, problem, device))
                 if not why:
                     return candidate, config
                 answers.add(variant, why)
@@ -356,7 +319,7 @@ class Planner:
         self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
     ) -> list[str]:
         """What is noted of the class; asked once."""
-        key = _class(op, variant, None, problem, device)
+        key = (op.name, variant.name, Asked(op, variant, None, problem, device).tests[0], device)
         if key not in self._noted:
             self._noted[key] = variant.notes(self.identify(device).arch, problem)
         return self._noted[key]
@@ -382,25 +345,6 @@ def _asked(
         return [selftest.describe(error)]
 
 
-def _class(
-    op: Op[Any, Any], variant: Variant[Any, Any], config: Any, problem: Any, device: torch.device
-) -> Hashable:
-    """What is barred together: a variant's config, for all problems like `problem`."""
-    named_by = _tests(op.test_problems, problem)[0]
-    return (op.name, variant.name, _tested(variant, config), named_by, device)
-
-
-def _tested(variant: Variant[Any, Any], config: Any) -> Any:
-    """The config that is tested for `config`."""
-    return None if config is None else variant.tested_as(config)
-
-
-@lru_cache(maxsize=256)
-def _tests(ask: Callable[[Any], Sequence[Any]], problem: Any) -> Sequence[Any]:
-    """`Op.test_problems`, of which one plan asks several times."""
-    return ask(problem)
-
-
 def _why(policy: Policy, chosen: Candidate, free: int, measured_at: str) -> str:
     if policy.rank_by == "measured" and chosen.time_us is not None:
         return f"{policy.name}: fastest, {chosen.time_us:.1f} µs measured{measured_at}"
@@ -414,8 +358,11 @@ Ask = Callable[[Variant[Any, Any]], Sequence[str]]
 """Why a variant cannot."""
 
 
-class Answers:
-    """`ask`: why a variant cannot run the problem. `further`: what there is beside that, until
+class Refusals(Mapping[str, list[str]]):
+    """Why one variant runs a problem and not the others, by their names. Found out when somebody
+    looks: of a hundred plans that a new size of a picture takes, nobody looks at most.
+
+    `ask`: why a variant cannot run the problem. `further`: what there is beside that, until
     `close`: it may hold tensors.
     """
 
@@ -423,8 +370,10 @@ class Answers:
         self._op, self._ask = op, ask
         self._further: Ask | None = further
         self._said: dict[str, list[str]] = {}
+        self._why: Callable[[], dict[str, list[str]]] = dict
+        self._others: dict[str, list[str]] | None = None
 
-    def refusals(self, variant: Variant[Any, Any]) -> list[str]:
+    def of(self, variant: Variant[Any, Any]) -> list[str]:
         """All reasons against `variant`; empty where it can."""
         said = self._said.get(variant.name)
         if said is None:
@@ -436,56 +385,43 @@ class Answers:
 
     def accepts(self, variant: Variant[Any, Any]) -> bool:
         """Whether there is no reason against it."""
-        return not self.refusals(variant)
+        return not self.of(variant)
 
     def add(self, variant: Variant[Any, Any], why: Sequence[str]) -> None:
         """It does not run for these reasons either."""
-        self.refusals(variant).extend(why)
+        self.of(variant).extend(why)
 
-    def all(self) -> dict[str, list[str]]:
-        """Refusals of every variant, by name."""
-        return {variant.name: self.refusals(variant) for variant in self._op.variants}
-
-    def close(self) -> None:
-        """The plan is made."""
-        self._further = None
-
-
-class Others(Mapping[str, list[str]]):
-    """Why `chosen` runs and not the others, by their names. Found out when somebody looks: of a
-    hundred plans that a new size of a picture takes, nobody looks at most.
-    """
-
-    def __init__(
-        self,
-        answers: Answers,
-        chosen: Candidate,
-        candidates: Sequence[Candidate],
-        policy: Policy,
-        free_bytes: int,
+    def close(
+        self, chosen: Candidate, candidates: Sequence[Candidate], policy: Policy, free_bytes: int
     ) -> None:
-        self._answers, self._chosen, self._candidates = answers, chosen, candidates
-        self._policy, self._free = policy, free_bytes
-        self._known: dict[str, list[str]] | None = None
+        """The plan is made: `chosen` runs."""
+        self._further = None
+        others = [other for other in candidates if other is not chosen]
+        after = [f"comes after {chosen.variant.name}"]
 
-    def _made(self) -> dict[str, list[str]]:
-        if self._known is None:
-            others = [other for other in self._candidates if other is not self._chosen]
-            self._known = {other.variant.name: self._why_not(other) for other in others}
-        return self._known
+        def why() -> dict[str, list[str]]:
+            return {
+                other.variant.name: self.of(other.variant)
+                or limit(policy, other, free_bytes)
+                or after
+                for other in others
+            }
 
-    def _why_not(self, other: Candidate) -> list[str]:
-        found = self._answers.refusals(other.variant) or limit(self._policy, other, self._free)
-        return found or [f"comes after {self._chosen.variant.name}"]
+        self._why = why
+
+    def _dict(self) -> dict[str, list[str]]:
+        if self._others is None:
+            self._others = self._why()
+        return self._others
 
     def __getitem__(self, name: str) -> list[str]:
-        return self._made()[name]
+        return self._dict()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made())
+        return iter(self._dict())
 
     def __len__(self) -> int:
-        return len(self._made())
+        return len(self._dict())
 
     def __repr__(self) -> str:
-        return repr(self._made())
+        return repr(self._dict())

@@ -47,16 +47,21 @@ class Route:
         """Whether it leads to a kernel of ours."""
         return self.plan is not None and self.plan.variant.ours
 
-    def runs(self, variant: Variant[Any, Any], config: Any) -> bool:
+    def asked(self, op: Op[Any, Any]) -> Asked:
+        """The class that it launches, of one that has a plan."""
+        assert self.plan is not None
+        where = (self.config, self.problem, self.device, self.launch)
+        return Asked(op, self.plan.variant, *where)
+
+    def runs(self, asked: Asked) -> bool:
         """Whether that is what it leads to."""
-        return self.plan is not None and (self.plan.variant, self.config) == (variant, config)
+        choice = (asked.variant, asked.config)
+        return self.plan is not None and (self.plan.variant, self.config) == choice
 
 
 def watched(route: Route, gate: Gatekeeper, op: Op[Any, Any]) -> Run:
     """The route's `run`, to stand in its place until its first launch has come to an end."""
-    run, plan = route.run, route.plan
-    assert plan is not None
-    asked = Asked(op, plan.variant, route.config, route.problem, route.device, route.launch)
+    run, asked = route.run, route.asked(op)
 
     def first(call: Call[Any, Any]) -> Any:
         if is_recording(route.device):

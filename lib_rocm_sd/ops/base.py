@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -138,7 +138,7 @@ class Variant(ABC, Generic[P, I]):
 
     def tested_as(self, config: Any) -> Any:
         """What stands for `config` in self-tests and trials: a config with the same kernels, of
-        which it differs by arguments only. Not asked where a variant has none.
+        which it differs by arguments only.
         """
         return config
 
@@ -250,6 +250,17 @@ class Op(Generic[P, I]):
         """
         able = [variant for variant in self.variants if not variant.refusals(arch, problem)]
         return sorted(able, key=lambda variant: -variant.preference_for(arch, problem))
+
+    def ours(
+        self, arch: Arch, problem: P, every: bool = False
+    ) -> Iterator[tuple[Variant[P, I], Any, tuple[KernelSpec, ...]]]:
+        """The variant that is taken where nothing was measured, if it is ours; its config as it is
+        tested, and the kernels of the class. `every`: all variants of ours, in their order.
+        """
+        for variant in self.able(arch, problem)[: None if every else 1]:
+            if variant.ours:
+                config = variant.tested_as(variant.defaults(arch, problem)[0])
+                yield variant, config, self.class_specs(arch, variant, config, problem)
 
     def class_specs(
         self, arch: Arch, variant: Variant[P, I], config: Any, problem: P

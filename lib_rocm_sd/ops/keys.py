@@ -14,14 +14,13 @@ def key_of(inputs: tuple[Any, ...]) -> Hashable:
     only that they are there. All strides are in it: a bound launch counts on them.
     """
     graded = torch.is_grad_enabled()
-    parts: list[Hashable] = [graded]
+    parts: list[Any] = [graded]
     for item in inputs:
         if isinstance(item, torch.Tensor):
             parts += (item.shape, item.stride(), item.dtype, item.device)
             parts.append(graded and item.requires_grad)
         else:
-            plain: Hashable = item if isinstance(item, (int, str)) else type(item)
-            parts.append(plain)
+            parts.append(item if isinstance(item, (int, str)) else type(item))
     return tuple(parts)
 
 

@@ -41,7 +41,7 @@ class Subject:
         cls, op: Op[Any, Any], variant: Variant[Any, Any], config: Any, problem: Any, arch: Arch
     ) -> Subject:
         """The class of `problem`."""
-        config = None if config is None else variant.tested_as(config)
+        config = variant.tested_as(config)
         return cls(op, variant, config, problem, op.class_specs(arch, variant, config, problem))
 
     @cached_property
@@ -116,10 +116,7 @@ def subjects(
     """
     found: dict[Any, Subject] = {}
     for op, problem in work:
-        for variant in op.able(arch, problem)[: None if ours else 1]:
-            if not variant.ours:
-                continue
-            config = variant.defaults(arch, problem)[0]
-            each = Subject.of(op, variant, config, problem, arch)
+        for variant, config, specs in op.ours(arch, problem, every=ours):
+            each = Subject(op, variant, config, problem, specs)
             found.setdefault(each.identity, each)
     return list(found.values())

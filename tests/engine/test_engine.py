@@ -12,6 +12,7 @@ import torch
 
 from lib_rocm_sd.engine import engine as engine_module
 from lib_rocm_sd.engine import memory, planner
+from lib_rocm_sd.engine.gating import Asked
 from lib_rocm_sd.errors import LaunchError, NotSupportedError
 from lib_rocm_sd.functional import attention
 from lib_rocm_sd.ops.attention.formula import reference
@@ -250,7 +251,7 @@ def test_what_is_known_is_told_without_waiting() -> None:
         thread.start()
         thread.join(60)
     assert told == [[]]
-    engine._planner.quarantine(op, op.variants[0], 1, op.usual[0][1], CPU, "planted")
+    engine._planner.quarantine(Asked(op, op.variants[0], 1, op.usual[0][1], CPU), "planted")
     assert engine.known(CPU, op) is None  # it may have been barred
     engine.usable(CPU, op)
     assert engine.known(CPU, op) is not None
