@@ -9,7 +9,6 @@ is.
 from __future__ import annotations
 
 import json
-import queue
 import subprocess
 import sys
 import threading
@@ -52,7 +51,7 @@ class Link:
     def __init__(self, name: str) -> None:
         self._name = name
         self._process: subprocess.Popen[bytes] | None = None
-        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._answers = process.Answers()
         self._words: deque[str] = deque(maxlen=WORDS)
         self._error: OSError | None = None
         started = threading.Event()
@@ -80,12 +79,8 @@ class Link:
 
     def receive(self, limit_s: float) -> dict[str, Any]:
         """The next answer. Raises LostError at the process's end, TimeoutError at the limit."""
-        try:
-            answer = self._answers.get(timeout=max(limit_s, 0.0))
-        except queue.Empty:
-            raise TimeoutError from None
+        answer = self._answers.next(limit_s)
         if answer is None:
-            self._answers.put(None)
             raise LostError(self.ending())
         return answer
 
@@ -132,12 +127,7 @@ class Link:
             return
         finally:
             started.set()
-        stream = cast("BinaryIO", self._process.stdout)
-        with suppress(ValueError, OSError):
-            for line in stream:
-                self._answers.put(json.loads(line))
-        self._answers.put(None)
-        stream.close()
+        self._answers.read(cast("BinaryIO", self._process.stdout))
 
     def _listen(self, started: threading.Event) -> None:
         started.wait(START_S)

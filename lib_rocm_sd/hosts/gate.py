@@ -6,8 +6,7 @@ import threading
 
 from lib_rocm_sd import console
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.trials.gate import Say, put_before
-from lib_rocm_sd.trials.known import GateState
+from lib_rocm_sd.trials.gate import GateState, Say, put_before
 
 log = console.Log()
 _lock = threading.Lock()

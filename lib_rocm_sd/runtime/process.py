@@ -4,7 +4,9 @@ nothing left behind, however this process ends.
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -18,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, BinaryIO
 
 _LOG_LIMIT_BYTES = 1 << 20
 _CREATION_FLAGS = getattr(subprocess, "CREATE_NO_WINDOW", 0)
@@ -194,6 +196,31 @@ def spawn(
         start_new_session=sys.platform != "win32",
         creationflags=_CREATION_FLAGS | (_BELOW_NORMAL if group and group.polite else 0),
     )
+
+
+class Answers:
+    """What a process says in lines of JSON. One thread reads, others wait."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    def read(self, stream: BinaryIO) -> None:
+        """Until it ends; it is closed then."""
+        with suppress(ValueError, OSError):
+            for line in stream:
+                self._lines.put(json.loads(line))
+        self._lines.put(None)
+        stream.close()
+
+    def next(self, limit_s: float) -> dict[str, Any] | None:
+        """The next; None, and again, where the process has ended. Raises TimeoutError."""
+        try:
+            answer = self._lines.get(timeout=max(limit_s, 0.0))
+        except queue.Empty:
+            raise TimeoutError from None
+        if answer is None:
+            self._lines.put(None)
+        return answer
 
 
 def _bound() -> list[str]:

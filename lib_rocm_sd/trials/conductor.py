@@ -13,7 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,6 @@ from lib_rocm_sd.trials import recorder, recording, torch_child, verdicts
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject, digest
-from lib_rocm_sd.trials.turns import Turn, Turns
 from lib_rocm_sd.trials.verdicts import (
     DANGEROUS,
     FAULTED,
@@ -37,6 +36,17 @@ from lib_rocm_sd.trials.verdicts import (
 
 CLASS_LIMIT_S = 20.0
 START_LIMIT_S = 60.0
+BUSY_POLL_S = 0.25
+QUIET_S = 0.5
+"""A pause is one after this long: between the pictures of a series there are shorter ones, in which
+a child could only be started and ended.
+"""
+PATIENCE_S = 10.0
+"""After this long without a pause a turn is asked for: who makes picture after picture would else
+never have ours.
+"""
+TURN_S = 5.0
+"""In a turn no class is begun after this; somebody waits for their picture."""
 _LAST_WORDS = re.compile(rf"{verdicts.FAULT_WORDS}|segmentation|exception|abort", re.I)
 _WINDOWS_EXCEPTION = 0xC0000000
 _OUT_OF_MEMORY_KILLER = "ended from outside (SIGKILL), maybe because memory was short"
@@ -46,6 +56,51 @@ Told = Callable[[Subject, Verdict], None]
 
 def _untold(subject: Subject, verdict: Verdict) -> None:
     """Nobody watches."""
+
+
+Turn = Callable[[], AbstractContextManager[Any]]
+
+
+class Turns:
+    """Turns of one thread. `busy()`: somebody needs the card now. `turn()`: a context entered when
+    the thread's turn comes; nobody needs the card until it is left. None: the thread waits for
+    pauses.
+    """
+
+    def __init__(self, busy: Callable[[], bool], turn: Turn | None = None) -> None:
+        self._busy, self._turn = busy, turn
+        self._held = ExitStack()
+        self._ends_s = 0.0
+        self._needed_s = -math.inf
+
+    def come(self, given_up: Callable[[], bool], meanwhile: Callable[[], None]) -> bool:
+        """Wait until a class may be begun; False where it was given up. `meanwhile()` is called
+        while somebody needs the card.
+        """
+        if self._ends_s > time.monotonic():
+            return not given_up()
+        self.leave()
+        begun_s = time.monotonic()
+        while not given_up() and self._is_needed():
+            meanwhile()
+            if self._turn is not None and time.monotonic() - begun_s >= PATIENCE_S:
+                self._held.enter_context(self._turn())
+                self._ends_s = time.monotonic() + TURN_S
+                break
+            time.sleep(BUSY_POLL_S)
+        return not given_up()
+
+    def _is_needed(self) -> bool:
+        """Now, or a moment ago."""
+        now_s = time.monotonic()
+        if self._busy():
+            self._needed_s = now_s
+        return now_s - self._needed_s < QUIET_S
+
+    def leave(self) -> None:
+        """Let others go on, if they wait."""
+        self._ends_s = 0.0
+        self._held.close()
 
 
 @dataclass(frozen=True)
@@ -75,7 +130,7 @@ def resume(place: Place) -> None:
 class Conductor:
     """Runs the trials on one card. One thread at a time may call `run`.
 
-    `busy()`: the card is needed now, so no class is begun. `turn()`: see turns.py. `stop()`: nobody
+    `busy()`: the card is needed now, so no class is begun. `turn()`: see `Turns`. `stop()`: nobody
     waits any more. `spawn` starts a child; for tests.
     """
 

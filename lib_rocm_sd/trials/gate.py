@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,12 +31,10 @@ from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.runtime import process
 from lib_rocm_sd.trials import place as places
 from lib_rocm_sd.trials import verdicts
-from lib_rocm_sd.trials.conductor import Conductor, halt, resume
+from lib_rocm_sd.trials.conductor import Conductor, Turn, halt, resume
 from lib_rocm_sd.trials.journal import Journal
-from lib_rocm_sd.trials.known import GateState, Known, Queue, Wanted
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject, Subjects
-from lib_rocm_sd.trials.turns import Turn
 from lib_rocm_sd.trials.verdicts import FAULTED, Verdict
 
 STOPPED_S = 15.0
@@ -48,6 +47,46 @@ Places = Callable[[torch.device, Launch | None], Place | None]
 Identity = tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class GateState:
+    """`done` of `total` classes were tried; `subject` is the one in work, empty if none.
+
+    `refused`: classes that must not be launched, in words, with the reason of each. `halted`: why
+    nothing more is tried by itself, empty where it is.
+    """
+
+    running: bool = False
+    done: int = 0
+    total: int = 0
+    subject: str = ""
+    refused: tuple[tuple[str, str], ...] = ()
+    halted: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A class on a card. `key`: of its verdict; empty where it does not compile yet."""
+
+    subject: Subject
+    place: Place
+    key: str
+    refusal: Refusal | None
+
+    @property
+    def waits(self) -> bool:
+        """It is still to be tried."""
+        return self.refusal is not None and self.refusal.waits
+
+    @property
+    def barred(self) -> str:
+        """Why it must not be launched; empty where it may be, and where it is still to be tried."""
+        return "" if self.refusal is None or self.refusal.waits else self.refusal.reason
+
+
+Wanted = tuple[Place, Subject, bool]
+"""A class to be tried on a card; True: also after a fault of another."""
+
+
 def _none(arch: Arch) -> Iterable[Subject]:
     return ()
 
@@ -57,7 +96,7 @@ class Gate:
 
     `renew()`: called, in the gate's thread and without a lock, when answers have changed. `say`:
     lines for the console. `busy()`: a picture is being made, and no trial is begun. `turn()`: where
-    that never ends, see turns.py. `place_of` and `conductor` are for tests.
+    that never ends, see `conductor.Turns`. `place_of` and `conductor` are for tests.
     """
 
     def __init__(
@@ -80,7 +119,7 @@ class Gate:
         self._known: dict[tuple[Place, Identity], Known] = {}
         self._digests: dict[tuple[KernelSpec, str], str] = {}
         self._subjects = Subjects()
-        self._queue = Queue()
+        self._queue: list[Wanted] = []
         self._launched: set[tuple[Place, Identity, str]] = set()
         self._state = GateState()
         self._thread: threading.Thread | None = None
@@ -246,7 +285,7 @@ class Gate:
         """The lock is held."""
         if self._group.ended:
             return
-        self._queue.add(place, subject, force)
+        self._queue.append((place, subject, force))
         if not self._state.running:
             self._show(running=True, done=0, total=0)
             self._tell("trying new kernels in a process of their own, once")
@@ -298,10 +337,16 @@ class Gate:
         """Where children are kept, wait a while for more, unless somebody needs the card."""
         kept = any(each.has_children for each in self._conductors.values())
         end_s = time.monotonic() + KEPT_S * kept
+
+        def more() -> bool:
+            return bool(self._queue) or self._group.ended
+
         with suppress(Exception):  # of the host, which a trial tells of
             while time.monotonic() < end_s and not self._busy():
                 with self._changed:
-                    if self._changed.wait_for(lambda: self._queue or self._group.ended, POLL_S):
+                    if self._changed.wait_for(
+                        lambda: bool(self._queue) or self._group.ended, POLL_S
+                    ):
                         return
 
     def _run(self, batch: list[Wanted]) -> None:
@@ -331,8 +376,10 @@ class Gate:
         """What goes to one conductor; nothing where all is tried."""
         with self._lock:
             if self._queue and not self._group.ended:
-                batch = self._queue.take()
-                self._show(subject=str(batch[0][1]))
+                place, first, force = self._queue[0]
+                batch = [item for item in self._queue if (item[0], item[2]) == (place, force)]
+                self._queue = [item for item in self._queue if item not in batch]
+                self._show(subject=str(first))
                 return batch
             if not self._group.ended:
                 said = f"all new kernels are tried, {len(self._state.refused)} are not used"
@@ -379,7 +426,7 @@ class Gate:
         self._show(refused=tuple((name, why) for name, why in every if why))
 
     def _show(self, **changes: Any) -> None:
-        self._state = GateState(**{**vars(self._state), **changes})
+        self._state = replace(self._state, **changes)
 
     @contextmanager
     def _trying(self, known: Known, once: tuple[Place, Identity, str]) -> Iterator[None]:

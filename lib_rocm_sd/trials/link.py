@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import queue
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -39,11 +39,12 @@ class Link:
         except BaseException:
             self._words.close()
             raise
-        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._answers = process.Answers()
         self._letters: queue.SimpleQueue[tuple[dict[str, Any], list[bytes]] | None] = (
             queue.SimpleQueue()
         )
-        for work in (self._read, self._write):
+        stdout = cast("BinaryIO", self._process.stdout)
+        for work in (partial(self._answers.read, stdout), self._write):
             threading.Thread(target=work, name="rocm_sd trials", daemon=True).start()
 
     def send(self, head: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
@@ -52,13 +53,7 @@ class Link:
 
     def receive(self, limit_s: float) -> dict[str, Any] | None:
         """The next answer; None where the child has ended. Raises TimeoutError."""
-        try:
-            answer = self._answers.get(timeout=max(limit_s, 0.0))
-        except queue.Empty:
-            raise TimeoutError from None
-        if answer is None:
-            self._answers.put(None)
-        return answer
+        return self._answers.next(limit_s)
 
     def end(self) -> None:
         """Let it go: its input ends, and so does it."""
@@ -88,14 +83,6 @@ class Link:
         size = self._words.seek(0, 2)
         self._words.seek(max(0, size - _WORDS_BYTES))
         return self._words.read().decode("utf-8", errors="replace")
-
-    def _read(self) -> None:
-        stream = cast("BinaryIO", self._process.stdout)
-        with suppress(ValueError, OSError):
-            for line in stream:
-                self._answers.put(json.loads(line))
-        self._answers.put(None)
-        stream.close()
 
     def _write(self) -> None:
         stream = cast("BinaryIO", self._process.stdin)

@@ -19,7 +19,7 @@ from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
 from lib_rocm_sd.hosts.comfyui.attention import KEY
 from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.policy import LEVELS
-from lib_rocm_sd.trials.known import GateState
+from lib_rocm_sd.trials.gate import GateState
 from tests.comfyui.conftest import DOUBLE, left
 from tests.comfyui.play import Engine
 from tests.vae.vae_models import error, fill

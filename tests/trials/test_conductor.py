@@ -17,12 +17,11 @@ pytest.importorskip("torch")
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build
-from lib_rocm_sd.trials import conductor, recorder, subject, turns, verdicts
-from lib_rocm_sd.trials.conductor import Conductor, ended
+from lib_rocm_sd.trials import conductor, recorder, subject, verdicts
+from lib_rocm_sd.trials.conductor import Conductor, Turn, ended
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place, launching
 from lib_rocm_sd.trials.subject import Subject
-from lib_rocm_sd.trials.turns import Turn
 from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, KILLED, PASSED, REFUSED, WRONG, Verdict
 from tests.clock import Clock
 from tests.trials import scaling
@@ -224,7 +223,7 @@ def test_nothing_is_begun_while_the_card_is_needed(place: Place) -> None:
 
 
 class Watch:
-    """The `time` of turns.py: asleep, its own time passes."""
+    """The `time` of conductor.py: asleep, its own time passes."""
 
     def __init__(self) -> None:
         self.monotonic = Clock()
@@ -234,19 +233,19 @@ class Watch:
 def test_the_moment_between_two_pictures_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, ended = Watch(), []
     busy = [True, False, True, False]  # a series; then nobody
-    monkeypatch.setattr(turns, "time", watch)
-    needed = turns.Turns(lambda: busy.pop(0) if busy else False)
+    monkeypatch.setattr(conductor, "time", watch)
+    needed = conductor.Turns(lambda: busy.pop(0) if busy else False)
     assert needed.come(bool, lambda: ended.append(watch.monotonic()))
     assert busy == []
-    last_s = 2 * turns.BUSY_POLL_S
-    assert watch.monotonic() == pytest.approx(last_s + turns.QUIET_S)
+    last_s = 2 * conductor.BUSY_POLL_S
+    assert watch.monotonic() == pytest.approx(last_s + conductor.QUIET_S)
     assert ended[0] == 0.0
 
 
 def test_who_was_never_needed_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch()
-    monkeypatch.setattr(turns, "time", watch)
-    assert turns.Turns(lambda: False).come(bool, lambda: pytest.fail("ended a child"))
+    monkeypatch.setattr(conductor, "time", watch)
+    assert conductor.Turns(lambda: False).come(bool, lambda: pytest.fail("ended a child"))
     assert watch.monotonic() == 0.0
 
 
@@ -265,7 +264,7 @@ def noted(told: list[str]) -> Turn:
 def test_all_is_compiled_before_a_turn_is_taken(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(conductor, "PATIENCE_S", 0.0)
     told: list[str] = []
 
     def made(spec: KernelSpec, row: object) -> build.CodeObject:
@@ -290,7 +289,7 @@ def build_beside(made: Callable[..., build.CodeObject], entry: str) -> Callable[
 def test_where_the_card_is_always_needed_a_turn_is_taken(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(conductor, "PATIENCE_S", 0.0)
     told: list[str] = []
 
     def tried(subject: Subject, verdict: Verdict) -> None:
@@ -301,7 +300,7 @@ def test_where_the_card_is_always_needed_a_turn_is_taken(
     assert told == ["begins", PASSED, PASSED, "ends"]
 
     told.clear()
-    monkeypatch.setattr(turns, "TURN_S", 0.0)  # others wait: one class each time
+    monkeypatch.setattr(conductor, "TURN_S", 0.0)  # others wait: one class each time
     made.run([scaling.subject(4.0), scaling.subject(5.0)], told=tried)
     assert told == ["begins", PASSED, "ends", "begins", PASSED, "ends"]
 

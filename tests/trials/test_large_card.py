@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.base import KernelSpec, Op
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from lib_rocm_sd.ops.registry import ops
-from lib_rocm_sd.trials import recorder, recording, replay
+from lib_rocm_sd.trials import child, recorder, recording
 from lib_rocm_sd.trials.recording import ITEM_BYTES, Output, Recording
 from lib_rocm_sd.trials.subject import subjects
 from tests.trials.doubles import HostCard, arch_of
@@ -75,14 +75,14 @@ def write(output: Output, place: int) -> None:
     here[...] = raw.reshape(output.shape)
 
 
-def judged(found: Recording, change: Change = lambda found, places: None) -> replay.Outcome:
-    return replay.replay(found, LargeCard(), Giving(found, change), 0)
+def judged(found: Recording, change: Change = lambda found, places: None) -> child.Outcome:
+    return child.replay(found, LargeCard(), Giving(found, change), 0)
 
 
 def far_in_place() -> Recording:
     (subject,) = subjects([(LINEAR, IN_PLACE)], ARCH, ours=True)
     *_, last = recorder.recordings(LINEAR, subject.variant, subject.config, IN_PLACE)
-    assert last.buffers[last.outputs[0].buffer].size > replay.READ_BYTES
+    assert last.buffers[last.outputs[0].buffer].size > child.READ_BYTES
     return last
 
 
@@ -93,7 +93,7 @@ def test_every_problem_is_judged(
 ) -> None:
     """`by_parts`: as if all buffers were too large to be read back whole."""
     if by_parts:
-        monkeypatch.setattr(replay, "READ_BYTES", 0)
+        monkeypatch.setattr(child, "READ_BYTES", 0)
     tried = 0
     for each in subjects([(op, problem) for _, problem in op.usual], ARCH, ours=True):
         with suppress(recorder.NeedsTorchError):
@@ -115,7 +115,7 @@ def spoil_last(found: Recording, places: dict[int, int]) -> None:
 
 
 def spoil_input(found: Recording, places: dict[int, int]) -> None:
-    large = {n for n, each in enumerate(found.buffers) if each.size > replay.READ_BYTES}
+    large = {n for n, each in enumerate(found.buffers) if each.size > child.READ_BYTES}
     (read,) = large - {found.outputs[0].buffer}
     ctypes.memset(places[read] + found.buffers[read].pieces[-1][0], 0x3C, 2)
 

@@ -30,8 +30,8 @@ from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.trials import recorder, recording
+from lib_rocm_sd.trials.child import replay
 from lib_rocm_sd.trials.recording import Recording
-from lib_rocm_sd.trials.replay import replay
 from lib_rocm_sd.trials.subject import Subject
 from tests.ops.toy_op import Doubling, Inputs, op_of
 from tests.trials.doubles import HostCard, Shim, arch_of, doubling

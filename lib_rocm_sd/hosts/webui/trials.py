@@ -21,8 +21,7 @@ from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.shipped import AT_START
 from lib_rocm_sd.trials import place, stamp
 from lib_rocm_sd.trials.conductor import Conductor
-from lib_rocm_sd.trials.gate import Gate
-from lib_rocm_sd.trials.known import GateState
+from lib_rocm_sd.trials.gate import Gate, GateState
 from lib_rocm_sd.trials.subject import Subject
 
 PENDING = "kernels are being tested"
