@@ -12,7 +12,7 @@ from typing import Any
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime.cuda import CudaDriver
-from lib_rocm_sd.runtime.driver import Driver
+from lib_rocm_sd.runtime.driver import Driver, typed
 from lib_rocm_sd.runtime.hip import HipDriver
 from lib_rocm_sd.runtime.launcher import Launcher
 
@@ -87,12 +87,8 @@ class BareCard(ABC):
             names.synchronise: [],
             names.memory: [POINTER(c_size_t), POINTER(c_size_t)],
             names.stream: [POINTER(c_void_p), c_uint],
-            **others,
         }
-        for name, types in signatures.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = types, c_int
-        return library
+        return typed(library, {**signatures, **others})
 
 
 class HipCard(BareCard):

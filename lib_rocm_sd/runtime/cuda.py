@@ -5,17 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import LaunchError
-from lib_rocm_sd.runtime.driver import Driver, launch_sizes, packed, raise_status
+from lib_rocm_sd.runtime.driver import Driver, raise_status
 
-_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _STATIC_LIMIT_BYTES = 48 * 1024
 _INVALID_CONTEXT = 201
@@ -26,25 +23,21 @@ _NOT_FOUND = 500
 class CudaDriver(Driver):
     """`library` is a loaded libcuda."""
 
+    _load_name, _function_name = "cuModuleLoadData", "cuModuleGetFunction"
+    _launch_name, _end = "cuLaunchKernel", 0
+
     def __init__(self, library: ctypes.CDLL) -> None:
-        signatures: dict[str, list[Any]] = {
-            "cuModuleLoadData": [POINTER(c_void_p), c_char_p],
-            "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
-            "cuModuleGetGlobal_v2": [POINTER(c_void_p), POINTER(c_size_t), c_void_p, c_char_p],
-            "cuMemcpyDtoH_v2": [c_void_p, c_void_p, c_size_t],
-            "cuFuncSetAttribute": [c_void_p, c_int, c_int],
-            "cuLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p],
-            "cuGetErrorString": [c_int, POINTER(c_char_p)],
-            "cuCtxGetDevice": [POINTER(c_int)],
-            "cuDeviceGet": [POINTER(c_int), c_int],
-            "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
-            "cuCtxSetCurrent": [c_void_p],
-        }
-        for name, types in signatures.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = types, c_int
-        self._library = library
-        self._launch = library.cuLaunchKernel
+        super().__init__(
+            library,
+            cuModuleGetGlobal_v2=[POINTER(c_void_p), POINTER(c_size_t), c_void_p, c_char_p],
+            cuMemcpyDtoH_v2=[c_void_p, c_void_p, c_size_t],
+            cuFuncSetAttribute=[c_void_p, c_int, c_int],
+            cuGetErrorString=[c_int, POINTER(c_char_p)],
+            cuCtxGetDevice=[POINTER(c_int)],
+            cuDeviceGet=[POINTER(c_int), c_int],
+            cuDevicePrimaryCtxRetain=[POINTER(c_void_p), c_int],
+            cuCtxSetCurrent=[c_void_p],
+        )
 
     def arch(self, arch: Arch, index: int) -> Arch:
         """The development row made for the card's own compute capability, since binaries do not run
@@ -57,14 +50,7 @@ class CudaDriver(Driver):
 
     def load(self, code: bytes) -> int:
         self.bind_context()
-        module = c_void_p()
-        self._call("cuModuleLoadData", byref(module), code)
-        return module.value or 0
-
-    def function(self, module: int, entry: str) -> int:
-        function = c_void_p()
-        self._call("cuModuleGetFunction", byref(function), module, entry.encode())
-        return function.value or 0
+        return super().load(code)
 
     def dynamic_lds_bytes(self, module: int, function: int) -> int:
         """What the module states in `rocm_sd_lds_bytes`; 0 when it has no such symbol."""
@@ -81,30 +67,13 @@ class CudaDriver(Driver):
             self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, lds_bytes.value)
         return lds_bytes.value
 
-    def launch(
-        self,
-        function: int,
-        grid: int,
-        block: int,
-        lds_bytes: int,
-        stream: int,
-        params: ctypes.Structure,
-    ) -> None:
-        self.prepared(function, grid, block, lds_bytes, params)(stream)
-
-    def prepared(
-        self, function: int, grid: int, block: int, lds_bytes: int, params: ctypes.Structure
-    ) -> Callable[[int], None]:
-        sizes = launch_sizes(function, grid, block, lds_bytes)
-        return partial(self._start, sizes, *packed(params, _BUFFER_POINTER, _BUFFER_SIZE, _END))
-
     def _start(self, sizes: tuple[Any, ...], extra: Any, kept: Any, stream: int) -> None:
         status = self._launch(*sizes, stream, None, extra)
         if status == _INVALID_CONTEXT:  # a thread in which the runtime was not used yet
             self.bind_context()
             status = self._launch(*sizes, stream, None, extra)
         if status:
-            self.check("cuLaunchKernel", status)
+            self.check(self._launch_name, status)
 
     def bind_context(self) -> None:
         """Make the primary context of torch's current device current in this thread, where no
@@ -120,9 +89,6 @@ class CudaDriver(Driver):
         import torch
 
         return torch.cuda.current_device()
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        self.check(name, getattr(self._library, name)(*arguments))
 
     def check(self, call: str, status: int) -> None:
         if status:

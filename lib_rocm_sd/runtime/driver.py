@@ -1,15 +1,27 @@
-"""What a driver library is to the launcher, and the parts that HIP's and CUDA's share."""
+"""The parts of a driver library that HIP's and CUDA's share: what loads and launches."""
 
 from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p
+from functools import cache, partial
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import DeviceOutOfMemoryError, LaunchError
+
+_BUFFER_POINTER, _BUFFER_SIZE = 1, 2
+"""HIP_LAUNCH_PARAM_* and CU_LAUNCH_PARAM_*."""
+
+
+def typed(library: ctypes.CDLL, signatures: Mapping[str, Sequence[Any]]) -> ctypes.CDLL:
+    """`library` with the prototypes of these functions, which all return a status."""
+    for name, types in signatures.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, c_int
+    return library
 
 
 class Driver(ABC):
@@ -22,23 +34,40 @@ class Driver(ABC):
     """True where a stream of torch's means nothing to this library, except the default one, which
     is 0 to both.
     """
+    _load_name: str
+    _function_name: str
+    _launch_name: str
+    _end: int
+    """Tag at the end of a launch's `extra`."""
 
-    @abstractmethod
+    def __init__(self, library: ctypes.CDLL, **others: Sequence[Any]) -> None:
+        signatures: dict[str, Sequence[Any]] = {
+            self._load_name: [POINTER(c_void_p), c_char_p],
+            self._function_name: [POINTER(c_void_p), c_void_p, c_char_p],
+            self._launch_name: [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p],
+        }
+        self._library = typed(library, {**signatures, **others})
+        self._launch = getattr(library, self._launch_name)
+
     def load(self, code: bytes) -> int:
         """Load a code object on the current device; the module's handle."""
+        module = c_void_p()
+        self._call(self._load_name, byref(module), code)
+        return module.value or 0
 
-    @abstractmethod
     def function(self, module: int, entry: str) -> int:
         """The handle of a kernel in a module."""
+        function = c_void_p()
+        self._call(self._function_name, byref(function), module, entry.encode())
+        return function.value or 0
 
-    @abstractmethod
     def dynamic_lds_bytes(self, module: int, function: int) -> int:
         """How much LDS a launch must ask for, beyond what the code object itself states.
 
         Prepares the function for it.
         """
+        return 0
 
-    @abstractmethod
     def launch(
         self,
         function: int,
@@ -52,6 +81,7 @@ class Driver(ABC):
 
         `params` is the kernel's one argument, copied at once.
         """
+        self.prepared(function, grid, block, lds_bytes, params)(stream)
 
     def prepared(
         self, function: int, grid: int, block: int, lds_bytes: int, params: ctypes.Structure
@@ -60,15 +90,25 @@ class Driver(ABC):
 
         It keeps `params` alive.
         """
+        sizes = launch_sizes(function, grid, block, lds_bytes)
+        extra = packed(params, _BUFFER_POINTER, _BUFFER_SIZE, self._end)
+        return partial(self._start, sizes, *extra)
 
-        def start(stream: int) -> None:
-            self.launch(function, grid, block, lds_bytes, stream, params)
-
-        return start
+    def _start(self, sizes: tuple[Any, ...], extra: Any, kept: Any, stream: int) -> None:
+        status = self._launch(*sizes, stream, None, extra)
+        if status:
+            self.check(self._launch_name, status)
 
     def arch(self, arch: Arch, index: int) -> Arch:
         """The row that code for the device `index` is built for."""
         return arch
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self.check(name, getattr(self._library, name)(*arguments))
+
+    @abstractmethod
+    def check(self, call: str, status: int) -> None:
+        """Raise, in the library's words, for a status other than success."""
 
 
 def raise_status(call: str, status: int, text: str) -> None:

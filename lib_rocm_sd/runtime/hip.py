@@ -5,76 +5,32 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.runtime import libraries
-from lib_rocm_sd.runtime.driver import Driver, launch_sizes, packed, raise_status
+from lib_rocm_sd.runtime.driver import Driver, raise_status
 
-_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 3  # HIP_LAUNCH_PARAM_*
 _NAME = re.compile(r"(libamdhip64\.so[.\d]*|amdhip64(_\d+)?\.dll)$", re.IGNORECASE)
 
 
 class HipDriver(Driver):
     """`library` is a loaded libamdhip64."""
 
+    _load_name, _function_name = "hipModuleLoadData", "hipModuleGetFunction"
+    _launch_name, _end = "hipModuleLaunchKernel", 3
+
     def __init__(self, library: ctypes.CDLL, default_stream_only: bool = False) -> None:
+        super().__init__(library, hipGetLastError=[])
         self.default_stream_only = default_stream_only
-        self._load = library.hipModuleLoadData
-        self._load.argtypes = [POINTER(c_void_p), c_char_p]
-        self._function = library.hipModuleGetFunction
-        self._function.argtypes = [POINTER(c_void_p), c_void_p, c_char_p]
-        self._launch = library.hipModuleLaunchKernel
-        self._launch.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
-        self._clear = library.hipGetLastError
-        self._clear.argtypes = []
         self._text = library.hipGetErrorString
         self._text.argtypes, self._text.restype = [c_int], c_char_p
-        for function in (self._load, self._function, self._launch, self._clear):
-            function.restype = c_int
-
-    def load(self, code: bytes) -> int:
-        module = c_void_p()
-        self.check("hipModuleLoadData", self._load(byref(module), code))
-        return module.value or 0
-
-    def function(self, module: int, entry: str) -> int:
-        function = c_void_p()
-        self.check("hipModuleGetFunction", self._function(byref(function), module, entry.encode()))
-        return function.value or 0
-
-    def dynamic_lds_bytes(self, module: int, function: int) -> int:
-        return 0
-
-    def launch(
-        self,
-        function: int,
-        grid: int,
-        block: int,
-        lds_bytes: int,
-        stream: int,
-        params: ctypes.Structure,
-    ) -> None:
-        self.prepared(function, grid, block, lds_bytes, params)(stream)
-
-    def prepared(
-        self, function: int, grid: int, block: int, lds_bytes: int, params: ctypes.Structure
-    ) -> Callable[[int], None]:
-        sizes = launch_sizes(function, grid, block, lds_bytes)
-        return partial(self._start, sizes, *packed(params, _BUFFER_POINTER, _BUFFER_SIZE, _END))
-
-    def _start(self, sizes: tuple[Any, ...], extra: Any, kept: Any, stream: int) -> None:
-        status = self._launch(*sizes, stream, None, extra)
-        if status:
-            self.check("hipModuleLaunchKernel", status)
 
     def check(self, call: str, status: int) -> None:
         if status:
-            self._clear()  # else torch's next call would report our error as its own
+            self._library.hipGetLastError()  # else torch's next call would report our error
             raise_status(call, status, (self._text(status) or b"?").decode())
 
 

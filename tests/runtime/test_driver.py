@@ -11,7 +11,7 @@ import pytest
 from lib_rocm_sd import arch
 from lib_rocm_sd.errors import CompileError, DeviceOutOfMemoryError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import build, driver, hip, launcher
+from lib_rocm_sd.runtime import build, hip, launcher
 from lib_rocm_sd.runtime.build import CodeObject
 from tests.calls import calls_of
 from tests.runtime.driver_doubles import (
@@ -217,16 +217,6 @@ def test_a_prepared_launch_minds_device_stream_and_errors(
     start = repeated(launcher.Launcher(only, 1, ROW))
     with pytest.raises(LaunchError, match="default stream"):
         start()
-
-
-def test_a_driver_of_another_kind_can_be_prepared_too(
-    hip_library: Any, fake_torch: Torch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hip.HipDriver, "prepared", driver.Driver.prepared)
-    begun: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(hip.HipDriver, "launch", lambda self, *words: begun.append(words))
-    repeated(launcher.Launcher(hip.HipDriver(hip_library), 0, ROW))()
-    assert begun == [(FUNCTION, 3, 64, 0, STREAM, PARAMS)]
 
 
 @pytest.mark.gpu
