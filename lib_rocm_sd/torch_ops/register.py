@@ -10,6 +10,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,10 +139,8 @@ def registered(rows: Sequence[TorchOp], namespace: str = NAMESPACE) -> Library:
         for key in ("CPU", "CUDA"):
             library.impl(row.name, _computing(row), key)
         _register_shapes(library, row, f"{namespace}::{row.name}")
-        if _WITH_KEYSET:
-            library.impl(row.name, _followed(row, overload), "Autograd", with_keyset=True)
-        else:
-            library.impl(row.name, _followed_without_keyset(row, overload), "Autograd")
+        how = {"with_keyset": True} if _WITH_KEYSET else {}
+        library.impl(row.name, _followed(row, overload), "Autograd", **how)
     return library
 
 
@@ -207,26 +206,13 @@ def _followed(row: TorchOp, overload: Any) -> Callable[..., Results]:
         if is_transformed():
             return _by_formula(row, arguments)
         if torch.is_grad_enabled() and wanted(arguments):
-            made: Results = _Recomputed.apply(row, overload, *arguments)
-            return made
-        below: Results = overload.redispatch(keyset & after, *arguments)
-        return below
-
-    return follow
-
-
-def _followed_without_keyset(row: TorchOp, overload: Any) -> Callable[..., Results]:
-    def follow(*arguments: Any) -> Results:
-        if is_transformed():
-            return _by_formula(row, arguments)
-        if torch.is_grad_enabled() and wanted(arguments):
-            made: Results = _Recomputed.apply(row, overload, *arguments)
-            return made
+            return _Recomputed.apply(row, overload, *arguments)
+        if keyset is not None:
+            return overload.redispatch(keyset & after, *arguments)
         with _below_autograd():
-            below: Results = overload(*arguments)
-        return below
+            return overload(*arguments)
 
-    return follow
+    return follow if _WITH_KEYSET else partial(follow, None)
 
 
 def _by_formula(row: TorchOp, arguments: Sequence[Any]) -> Results:

@@ -20,7 +20,6 @@ from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
-from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.parts import (
     Attention,
     Block,
@@ -32,7 +31,7 @@ from lib_rocm_sd.unet.parts import (
     Transformer,
     TransformerCall,
 )
-from lib_rocm_sd.unet.prompts import Prompts, Ready
+from lib_rocm_sd.unet.shared import Embeddings, Prompts, Ready
 from lib_rocm_sd.unet.spot import SpotCheck
 from lib_rocm_sd.unet.weights import UnetWeights
 

@@ -32,8 +32,7 @@ def attention(
     calls: Calls, place: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
     """Attention of q (N, Sq, heads, D), k and v (N, Sk, heads, D): (N, Sq, heads * D)."""
-    made: torch.Tensor = calls.run(place, ATTENTION, AttentionInputs(q, k, v, None, None))
-    return made
+    return calls.run(place, ATTENTION, AttentionInputs(q, k, v, None, None))
 
 
 def group_norm(
@@ -73,8 +72,7 @@ def norm_of(calls: Calls, place: str, x: torch.Tensor, norm: nn.GroupNorm) -> to
     """The norm (N, C, 2) of x (N, H, W, C), for `conv`."""
     own, planes = norm._parameters, x.permute(0, 3, 1, 2)
     inputs = NormInputs(planes, own["weight"], own["bias"], norm.num_groups, norm.eps)
-    made: torch.Tensor = calls.run(place, NORM, inputs)
-    return made
+    return calls.run(place, NORM, inputs)
 
 
 Rest = tuple[torch.Tensor, ...]
@@ -127,8 +125,7 @@ def linear(
 
     A layer is a Linear, or a 1x1 convolution of pixels. `gate`: GEGLU.
     """
-    made: torch.Tensor = calls.run(place, LINEAR, _inputs(x, layers, residual, gate))
-    return made
+    return calls.run(place, LINEAR, _inputs(x, layers, residual, gate))
 
 
 def linear_added(
@@ -155,8 +152,7 @@ def linear_onto(
 ) -> torch.Tensor:
     """`residual`, to which the layer's product of x is added without its bias."""
     whole = _inputs(x, (layer,), residual, False)
-    made: torch.Tensor = calls.run(f"{place}.onto", LINEAR, whole._replace(bias=None, out=residual))
-    return made
+    return calls.run(f"{place}.onto", LINEAR, whole._replace(bias=None, out=residual))
 
 
 def _inputs(
@@ -247,8 +243,7 @@ class _Finish:
         self._calls, self._place = calls, f"{place}.norm"
 
     def __call__(self, *inputs: Any) -> torch.Tensor:
-        made: torch.Tensor = self._calls.run(self._place, FINALIZE, FinalizeInputs(*inputs))
-        return made
+        return self._calls.run(self._place, FINALIZE, FinalizeInputs(*inputs))
 
 
 def _whole(y: torch.Tensor, weights: ConvWeights) -> torch.Tensor:

@@ -17,11 +17,10 @@ from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.modules.unknown import brief
 from lib_rocm_sd.unet.blocks import Inner, Means
-from lib_rocm_sd.unet.embeddings import Embeddings
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
 from lib_rocm_sd.unet.parts import Attention, Block, Resnet, Timed
-from lib_rocm_sd.unet.prompts import Prompts
+from lib_rocm_sd.unet.shared import Embeddings, Prompts
 from lib_rocm_sd.unet.spot import STEPS, SpotCheck
 from lib_rocm_sd.unet.stand_in import BlockStandIn
 from lib_rocm_sd.unet.weights import UnetWeights

@@ -18,11 +18,11 @@ from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.signature import Signature, all_finite
 from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.modules.watch import Structure
-from lib_rocm_sd.vae import policy, problems
+from lib_rocm_sd.vae import policy
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.policy import Plans, Shortage, Wish, halved
-from lib_rocm_sd.vae.readiness import Readiness, Told
+from lib_rocm_sd.vae.readiness import Readiness, Told, of_plan, of_whole
 from lib_rocm_sd.vae.steps import Recipe, read
 from lib_rocm_sd.vae.trace import Chain, chain
 from lib_rocm_sd.vae.weights import Ready, Scales, prepare
@@ -315,7 +315,7 @@ class Program:
             self._remark(dtype, device, session)
         readiness = self._readiness[where]
         if where not in self._plans:
-            readiness.get_ready(problems.of_whole(chain(self._recipe, *size, dtype)), told)
+            readiness.get_ready(of_whole(chain(self._recipe, *size, dtype)), told)
             readiness.get_ready_for_other_sizes(self._recipe, dtype, told)
             self._plans[where] = Plans(self._recipe, dtype, readiness.chosen)
         host = 0 if device.type == "cpu" else policy.host_available_bytes()
@@ -324,7 +324,7 @@ class Program:
         )
         kind = (where, plan.legs, links.in_place, size if thoroughly else None)
         if kind not in self._kinds:
-            readiness.get_ready(problems.of_plan(links, plan), told)
+            readiness.get_ready(of_plan(links, plan), told)
             self._kinds[kind] = None
             while len(self._kinds) > KINDS_KNOWN:
                 del self._kinds[next(iter(self._kinds))]

@@ -11,7 +11,7 @@ import torch
 
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import Report
-from lib_rocm_sd.unet import prompts
+from lib_rocm_sd.unet import shared
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.graph_tape import recording_cpu
@@ -35,14 +35,14 @@ def apart(unet: Any, inputs: Any) -> torch.Tensor:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each block that asks whether there was something ready for it."""
     found: list[bool] = []
-    of = prompts.Prompts.of
+    of = shared.Prompts.of
 
     def noted(self: Any, *args: Any) -> Any:
         ready = of(self, *args)
         found.append(ready is not None)
         return ready
 
-    monkeypatch.setattr(prompts.Prompts, "of", noted)
+    monkeypatch.setattr(shared.Prompts, "of", noted)
     return found
 
 
@@ -82,7 +82,7 @@ def test_another_stream_makes_them_itself(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, stream = taken_over(unet), 0
-    monkeypatch.setattr(prompts, "_stream", lambda tensor: stream)
+    monkeypatch.setattr(shared, "_stream", lambda tensor: stream)
     held, parts = taken._prompts, taken._prompts.parts
     first = held.of(inputs["context"], parts[0])
     stream = 1
@@ -181,7 +181,7 @@ def test_who_may_not_read_them_makes_them_alone(unet: Any, inputs: Any, asked: l
 def test_a_long_prompt_is_made_block_by_block(
     unet: Any, inputs: Any, asked: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "MOST_PROMPT_BYTES", 1000)
+    monkeypatch.setattr(shared, "MOST_PROMPT_BYTES", 1000)
     taken_over(unet)
     models.step(unet, inputs)
     assert asked == [False] * 8

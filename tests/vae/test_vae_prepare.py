@@ -16,10 +16,10 @@ from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.unknown import UnknownModuleError
-from lib_rocm_sd.ops.base import KernelSpec, Op
+from lib_rocm_sd.ops.base import KernelSpec, Op, Work
 from lib_rocm_sd.report import report
 from lib_rocm_sd.shipped import part_specs
-from lib_rocm_sd.vae import attention, bands, plan, problems, readiness
+from lib_rocm_sd.vae import attention, bands, plan, readiness
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.readiness import Readiness
 from lib_rocm_sd.vae.trace import chain
@@ -74,7 +74,7 @@ def test_a_plans_problems_are_those_that_running_it_asks(
         fixed(module, made)(x)  # with self-tests, which ask as well
         asked.clear()
         fixed(module, made)(x)
-        assert asked == {summed_up(*item) for item in problems.of_plan(planner.chain, made)}
+        assert asked == {summed_up(*item) for item in readiness.of_plan(planner.chain, made)}
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_performance_measures_pictures_of_any_size_once() -> None:
     recipe = vae_models.standard("decoder")
 
     def measured(height: int, width: int) -> set[tuple[str, Any]]:
-        work = problems.of_whole(chain(recipe, 1, height, width, torch.float16))
+        work = readiness.of_whole(chain(recipe, 1, height, width, torch.float16))
         return {(op.name, op.measured_as(problem)) for op, problem in work}
 
     assert measured(104, 152) == measured(128, 128) == measured(64, 64) == measured(61, 7)
@@ -256,7 +256,7 @@ def test_when_the_engine_plans_anew_so_does_a_program(monkeypatch: pytest.Monkey
     program, asked = Program(coder(kind)), []
     get_ready = Readiness.get_ready
 
-    def noted(self: Readiness, work: problems.Work, told: readiness.Told) -> None:
+    def noted(self: Readiness, work: Work, told: readiness.Told) -> None:
         asked.append(len(work))
         get_ready(self, work, told)
 
