@@ -233,10 +233,10 @@ class Engine:
         _, problem = op.usual[0]
         found: list[str] = []
         for variant in (variant for variant in op.variants if variant.ours):
-            why = self._planner.refusals(op, variant, problem, device)
+            kind = Asked(op, variant, None, problem, device)
+            why = self._planner.refusals(kind)
             found += why
-            for config in () if why else self._planner.defaults(variant, problem, device):
-                asked = Asked(op, variant, config, problem, device)
+            for asked in () if why else self._planner.defaults(kind):
                 failed = self._planner.verify(session, asked)
                 if not failed:
                     return []
@@ -276,9 +276,9 @@ class Engine:
         with self._lock:
             found: dict[str, Check] = {}
             for variant in op.variants:
-                if not self._planner.refusals(op, variant, problem, device):
-                    config = self._planner.default_config(variant, problem, device)
-                    asked = Asked(op, variant, config, problem, device)
+                asked = Asked(op, variant, None, problem, device)
+                if not self._planner.refusals(asked):
+                    asked = self._planner.defaults(asked)[0]
                     found[variant.name] = self._planner.worst_check(session, asked)
             return found
 
@@ -461,7 +461,7 @@ class Measurer:
                 if variant.name not in known
                 and not variant.last_resort
                 and not self._planner.known.was_tried(op, variant, problem, device)
-                and not self._planner.refusals(op, variant, problem, device)
+                and not self._planner.refusals(Asked(op, variant, None, problem, device))
             ]
 
     def _measure(

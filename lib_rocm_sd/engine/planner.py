@@ -104,10 +104,11 @@ class Planner:
         barred, times = self._against_ours(device), Times()
 
         def ask(variant: Variant[Any, Any]) -> Sequence[str]:
-            why = barred if variant.ours else self._against(variant, device)
-            why = why or _asked(op, variant, arch, problem, device)
+            asked = Asked(op, variant, None, problem, device)
+            why = barred if variant.ours else self._against(asked)
+            why = why or _refusals(asked, arch)
             if not why and variant in op.measured_only and variant.name not in times:
-                return self._unmeasured(op, variant, problem, device)
+                return self._unmeasured(asked)
             return why
 
         answers, at = Refusals(op, ask, further), ""
@@ -135,27 +136,20 @@ class Planner:
         answers.close(chosen, candidates, policy, free)
         return VariantPlan(chosen.variant, config, answers, _why(policy, chosen, free, at))
 
-    def _unmeasured(
-        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
-    ) -> list[str]:
-        """Why there is no time of `variant`."""
-        configs = self.defaults(variant, problem, device)
-        classes = (Asked(op, variant, config, problem, device) for config in configs)
-        barred = [self._quarantine.get(each.key(), "") for each in classes]
+    def _unmeasured(self, asked: Asked) -> list[str]:
+        """Why there is no time of a variant."""
+        barred = [self._quarantine.get(each.key(), "") for each in self.defaults(asked)]
         return [why for why in barred if why] or ["was not measured"]
 
-    def refusals(
-        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
-    ) -> list[str]:
-        """Why `variant` cannot run `problem` on `device` at all, before any test."""
-        why = self._against(variant, device)
-        return why or _asked(op, variant, self.identify(device).arch, problem, device)
+    def refusals(self, asked: Asked) -> list[str]:
+        """Why a variant cannot run a problem on a device at all, before any test."""
+        return self._against(asked) or _refusals(asked, self.identify(asked.device).arch)
 
-    def _against(self, variant: Variant[Any, Any], device: torch.device) -> list[str]:
-        """Why `variant` cannot run on `device` or for this host, whatever the problem is."""
-        if variant.untried and self.gate is not None:
+    def _against(self, asked: Asked) -> list[str]:
+        """Why a variant cannot run on a device or for this host, whatever the problem is."""
+        if asked.variant.untried and self.gate is not None:
             return [UNTRIED]
-        return self._against_ours(device) if variant.ours else []
+        return self._against_ours(asked.device) if asked.variant.ours else []
 
     def _against_ours(self, device: torch.device) -> list[str]:
         """Why no kernel of ours can run on `device`."""
@@ -165,15 +159,10 @@ class Planner:
         """What launches kernels of ours on `device`; None for a variant that needs none."""
         return self.launcher_of(device)[0] if variant.ours else None
 
-    def default_config(self, variant: Variant[Any, Any], problem: Any, device: torch.device) -> Any:
-        """The config of `variant` that runs `problem` unless another was measured."""
-        return variant.configs(self.identify(device).arch, problem)[0]
-
-    def defaults(
-        self, variant: Variant[Any, Any], problem: Any, device: torch.device
-    ) -> Sequence[Any]:
-        """The same, and the safe one, if it is another."""
-        return variant.defaults(self.identify(device).arch, problem)
+    def defaults(self, asked: Asked) -> list[Asked]:
+        """With the config that runs unless another was measured, and the safe one, if another."""
+        configs = asked.variant.defaults(self.identify(asked.device).arch, asked.problem)
+        return [replace(asked, config=config) for config in configs]
 
     def verify(self, session: Session, asked: Asked) -> list[str]:
         """Why a class may not be used for its problem; empty once it was found right.
@@ -299,48 +288,41 @@ class Planner:
         able = []
         for candidate in ranked:
             variant = candidate.variant
-            able.append(candidate)
-            for note in self._notes(op, variant, problem, device):
+            asked = Asked(op, variant, None, problem, device)
+            able.append((candidate, asked))
+            for note in self._notes(asked):
                 session.report.event(note)
-            defaults = self.defaults(variant, problem, device)
+            defaults = [each.config for each in self.defaults(asked)]
             for config in dict.fromkeys((tuned.get(variant.name, defaults[0]), *defaults)):
-                why = self.verify(session, Asked(op, variant, config, problem, device))
+                why = self.verify(session, replace(asked, config=config))
                 if not why:
                     return candidate, config
                 answers.add(variant, why)
         if is_recording(device):
-            for candidate in able:
-                variant = candidate.variant
-                if not variant.ours and variant not in op.measured_only:
-                    return candidate, self.default_config(candidate.variant, problem, device)
+            for candidate, asked in able:
+                if not asked.variant.ours and asked.variant not in op.measured_only:
+                    return candidate, self.defaults(asked)[0].config
         return None
 
-    def _notes(
-        self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device
-    ) -> list[str]:
-        """What is noted of the class; asked once."""
-        key = (op.name, variant.name, Asked(op, variant, None, problem, device).tests[0], device)
+    def _notes(self, asked: Asked) -> list[str]:
+        """What is noted of all classes with this problem; asked once."""
+        key = (asked.op.name, asked.variant.name, asked.tests[0], asked.device)
         if key not in self._noted:
-            self._noted[key] = variant.notes(self.identify(device).arch, problem)
+            arch = self.identify(asked.device).arch
+            self._noted[key] = asked.variant.notes(arch, asked.problem)
         return self._noted[key]
 
 
-def _asked(
-    op: Op[Any, Any],
-    variant: Variant[Any, Any],
-    arch: Arch | None,
-    problem: Any,
-    device: torch.device,
-) -> list[str]:
-    """Why `variant` refuses; of one that is only measured, what it raises when it is asked. It may
+def _refusals(asked: Asked, arch: Arch | None) -> list[str]:
+    """Why a variant refuses; of one that is only measured, what it raises when it is asked. It may
     ask torch about the current device.
     """
-    on_card = device.type == "cuda" and torch.cuda.is_initialized()
+    on_card = asked.device.type == "cuda" and torch.cuda.is_initialized()
     try:
-        with torch.cuda.device(device) if on_card else nullcontext():
-            return variant.refusals(arch, problem)
+        with torch.cuda.device(asked.device) if on_card else nullcontext():
+            return asked.variant.refusals(arch, asked.problem)
     except Exception as error:
-        if variant not in op.measured_only:
+        if asked.variant not in asked.op.measured_only:
             raise
         return [selftest.describe(error)]
 

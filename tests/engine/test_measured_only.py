@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.engine import planner
+from lib_rocm_sd.engine.gating import Asked
 from lib_rocm_sd.engine.route import by_torch
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.base import Op
@@ -146,4 +147,4 @@ def test_it_is_asked_on_the_card_of_the_call(monkeypatch: pytest.MonkeyPatch) ->
     inner: Any = engine_of()[0].engine._planner
     for begun, device, told in ((True, second, ["cuda:1"]), (True, CPU, []), (False, second, [])):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda begun=begun: begun)
-        assert inner.refusals(op, library, PROBLEM, device) == [f"asked on {told}"]
+        assert inner.refusals(Asked(op, library, None, PROBLEM, device)) == [f"asked on {told}"]
