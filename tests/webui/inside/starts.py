@@ -23,7 +23,13 @@ TABLES = tuple(
     f"lib_rocm_sd.{name}"
     for name in (
         *("arch", "ops", "catalog", "shipped", "errors", "policy", "cards.blueprint"),
-        *("lab.modules", "lab.methods", "runtime.codeobject", "runtime.comgr", "runtime.source"),
+        *(
+            "lab.modules",
+            "lab.methods",
+            "runtime.codeobject",
+            "runtime.compile_worker",
+            "runtime.source",
+        ),
         *("unet.parts", "vae.steps", "vae.trace"),
     )
 )
