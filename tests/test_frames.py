@@ -27,8 +27,13 @@ WEIGHTS = ConvWeights(torch.ones(16, 16, 3, 3), torch.ones(16))
 CALLS: dict[str, tuple[Callable[[], Any], int]] = {
     "attention": (lambda: functional.attention(*(X[None, :, None],) * 3), 4),
     "conv": (lambda: functional.conv("3x3", IMAGE, WEIGHTS), 4),
-    "group_norm_silu": (lambda: functional.group_norm_silu(IMAGE, None, None, 2), 5),
+    "group_norm_silu": (lambda: functional.group_norm_silu(IMAGE, None, None, 2), 4),
+    "group_norm_silu_backward": (
+        lambda: functional.group_norm_silu_backward(IMAGE, IMAGE, None, None, 2),
+        4,
+    ),
     "layer_norm": (lambda: functional.layer_norm(X, None, None), 4),
+    "layer_norm_backward": (lambda: functional.layer_norm_backward(X, X, None), 4),
     "linear": (lambda: functional.linear(X, X), 6),
 }
 """With the most frames of ours before the variant's `run`."""
