@@ -31,7 +31,7 @@ LAYERS = (
     ("lab",),
     (
         *("hosts.attention", "hosts.gate", "hosts.oldest", "hosts.optional", "hosts.ours"),
-        *("hosts.sdpa", "hosts.strides", "hosts.trouble", "hosts.vae"),
+        *("hosts.strides", "hosts.trouble", "hosts.vae"),
     ),
     ("hosts.ui",),
     ("hosts.webui", "hosts.comfyui", "hosts.diffusers"),

@@ -21,7 +21,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,15 +49,8 @@ WITHOUT_EFFECT = {
 SDPA: Callable[..., torch.Tensor] = torch._C._nn.scaled_dot_product_attention
 """What torch.nn.functional.scaled_dot_product_attention is, unless somebody has replaced that."""
 TRANSFORMED = "torch.func transforms it, or tangents are wanted"
+_PLAIN = set(PLAIN)
 _of_thread = threading.local()
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call. `heads_apart`: the output is wanted as (B, H, Sq, D), not (B, Sq, H*D)."""
-
-    inputs: AttentionInputs
-    heads_apart: bool
 
 
 def call_of(
@@ -74,86 +66,75 @@ def call_of(
     scale: float | None = None,
     enable_gqa: bool = False,
     **others: Any,
-) -> Call:
-    """The call in our words, by views of q, k and v; NotOursError where it has no words for it.
+) -> tuple[AttentionInputs, bool]:
+    """The call in our words, by views of q, k and v, and whether its output is wanted with the
+    heads apart; NotOursError where there are no words for it.
 
     With `skip_reshape` q is (B, H, Sq, D), else (B, Sq, H*D); k and v are alike, with as many
     heads, or with fewer where `enable_gqa` says that each serves several of q's: that is a copy.
     Without it they may also be (B, Sk, H, D), or have another batch, see `_apart`.
     """
-    unknown = sorted(set(others) - set(WITHOUT_EFFECT))
-    if unknown:
-        raise NotOursError(f"it is asked for with {', '.join(unknown)}, which is not known here")
-    if skip_reshape:
-        if any(t.ndim != 4 for t in (q, k, v)):
-            raise _unclear(q, k, v)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    else:
+    if not others.keys() <= WITHOUT_EFFECT.keys():
+        unknown = ", ".join(sorted(others.keys() - WITHOUT_EFFECT.keys()))
+        raise NotOursError(f"it is asked for with {unknown}, which is not known here")
+    if not skip_reshape:
         q, k, v = _apart(q, k, v, heads, enable_gqa)
-    if k.shape[2] != q.shape[2] and enable_gqa and q.shape[2] % k.shape[2] == 0:
+    elif q.ndim == k.ndim == v.ndim == 4:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    else:
+        raise unclear(q, k, v)
+    if enable_gqa and k.shape[2] != q.shape[2] and q.shape[2] % k.shape[2] == 0:
         k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], 2) for t in (k, v))
-    return Call(AttentionInputs(q, k, v, _mask(mask), scale), skip_output_reshape)
+    if mask is not None and mask.ndim != 4:
+        # Of a boolean one with fewer dimensions the hosts' functions think differently.
+        if mask.dtype == torch.bool or mask.ndim not in (2, 3):
+            shape = tuple(mask.shape)
+            raise NotOursError(f"the meaning of a {_name(mask.dtype)} mask {shape} is not clear")
+        mask = mask.unsqueeze(1) if mask.ndim == 3 else mask
+    return AttentionInputs(q, k, v, mask, scale), skip_output_reshape
 
 
 def _apart(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, grouped: bool
-) -> Iterator[torch.Tensor]:
+) -> list[torch.Tensor]:
     """Each as (B, S, H, D) with q's B and D, as the hosts' functions reshape it. So where only q
     was cut into tiles (ComfyUI's HyperTile), each tile attends to its share of the rows of k and v.
 
     `grouped`: k and v keep their own number of heads.
     """
-    batch, head_dim = q.shape[0], q.shape[-1] // heads
+    batch, head_dim, apart = q.shape[0], q.shape[-1] // heads, []
     for t in (q, k, v):
         many = heads
         if grouped and head_dim:
             many = t.shape[2] if t.ndim == 4 else t.shape[-1] // head_dim
         size = batch * many * head_dim
         if q.ndim != 3 or t.ndim not in (3, 4) or not size or t.numel() % size:
-            raise _unclear(q, k, v)
-        yield t.reshape(batch, -1, many, head_dim)
+            raise unclear(q, k, v)
+        apart.append(t.reshape(batch, -1, many, head_dim))
+    return apart
 
 
-def _unclear(*tensors: torch.Tensor) -> NotOursError:
+def unclear(*tensors: torch.Tensor) -> NotOursError:
+    """Of shapes that no host's function says how to read."""
     return NotOursError(f"q, k and v are {', '.join(str(tuple(t.shape)) for t in tensors)}")
 
 
-def _mask(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """A mask that broadcasts to (B, H, Sq, Sk), of one (Sq, Sk), (B, Sq, Sk) or with all four.
-
-    Of a boolean one with fewer than four dimensions the hosts' functions think differently.
-    """
-    if mask is None or mask.ndim == 4:
-        return mask
-    if mask.dtype == torch.bool or mask.ndim not in (2, 3):
-        raise NotOursError(
-            f"the meaning of a {_name(mask.dtype)} mask {tuple(mask.shape)} is not clear"
-        )
-    return mask.unsqueeze(1) if mask.ndim == 3 else mask
-
-
 def attend(
-    call: Call,
-    session: Session,
-    *say: gate.Say,
-    refusal: Callable[[AttentionInputs], str] | None = None,
+    inputs: AttentionInputs, session: Session, *say: gate.Say, heads_apart: bool = False
 ) -> torch.Tensor:
-    """The call by a kernel of ours, in the layout that it asks for, also with gradients;
-    NotOursError or NotFollowedError where none may.
+    """(B, Sq, H*D), or (B, H, Sq, D) with `heads_apart`, by a kernel of ours, also with gradients;
+    NotOursError or NotFollowedError where none may, ValueError on a caller's mistake.
 
-    `say` is told of what trials find, where this is what begins them. `refusal`: why else the call
-    is not ours; empty where it is.
+    `say` is told of what trials find, where this is what begins them.
     """
-    inputs = call.inputs
     q = inputs.q
-    why = "; ".join(identify(q.device).reasons)
-    if not why and q.dtype not in HALVES:
-        why = f"it is in {_name(q.dtype)}"
-    why = why or (TRANSFORMED if is_transformed() else "")
-    if not why and refusal is not None:
-        why = refusal(inputs)
-    if why:
-        raise NotOursError(why)
+    unfit = identify(q.device).reasons
+    if unfit:
+        raise NotOursError("; ".join(unfit))
+    if q.dtype not in HALVES:
+        raise NotOursError(f"it is in {_name(q.dtype)}")
+    if is_transformed():
+        raise NotOursError(TRANSFORMED)
     if engine.gate is None:
         gate.begin(*say)
     if torch.is_grad_enabled() and asked(inputs):
@@ -163,7 +144,7 @@ def attend(
         if not route.is_ours:
             raise NotOursError(_why(route.plan))
         output = engine.follow(route, ATTENTION, inputs, session)
-    return output.unflatten(-1, (q.shape[2], -1)).transpose(1, 2) if call.heads_apart else output
+    return output.unflatten(-1, (q.shape[2], -1)).transpose(1, 2) if heads_apart else output
 
 
 def _why(plan: Any) -> str:
@@ -205,9 +186,17 @@ class Serving(TorchFunctionMode):
     def ours(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """A call of torch's function by our kernel, (B, H, Sq, D), also with gradients;
         NotOursError or NotFollowedError where it cannot be.
+
+        Autocast may have torch compute in another dtype. For a mistake in the call torch has an
+        error of its own.
         """
-        call = Call(inputs_of(*args, **kwargs), heads_apart=True)
-        return attend(call, self.session, refusal=_refusal)
+        inputs = inputs_of(*args, **kwargs)
+        if torch.is_autocast_enabled() and _autocast_dtype() != inputs.q.dtype:
+            raise NotOursError("autocast asks for another dtype")
+        try:
+            return attend(inputs, self.session, heads_apart=True)
+        except ValueError as mistake:
+            raise NotOursError(str(mistake)) from None
 
 
 def is_serving() -> bool:
@@ -241,37 +230,27 @@ def inputs_of(
     With `enable_gqa` each of fewer heads of k and v serves several of q's: that is a copy.
     """
     q, k, v = query, key, value
-    tensors = [t for t in (q, k, v, attn_mask) if t is not None]
     why = reasons(
-        (any(type(t) not in PLAIN for t in tensors), "an input is no plain tensor"),
+        (
+            not {type(q), type(k), type(v)} <= _PLAIN
+            or not (attn_mask is None or type(attn_mask) in _PLAIN),
+            "an input is no plain tensor",
+        ),
         (bool(is_causal), "a causal mask is asked for"),
         (bool(dropout_p), "dropout is asked for"),
         (torch.jit.is_tracing(), "torch.jit traces it"),
     )
     why = why or reasons(
         (is_transformed(), TRANSFORMED),
-        (any(t.ndim != 4 for t in (q, k, v)), "q, k and v are not (batch, heads, seq, head_dim)"),
+        (not q.ndim == k.ndim == v.ndim == 4, "q, k and v are not (batch, heads, seq, head_dim)"),
     )
     if why:
         raise NotOursError("; ".join(why))
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     heads = q.shape[2]
     if enable_gqa and k.shape[2] == v.shape[2] != heads and heads % k.shape[2] == 0:
         k, v = (t.repeat_interleave(heads // t.shape[2], 2) for t in (k, v))
     return AttentionInputs(q, k, v, attn_mask, scale)
-
-
-def _refusal(inputs: AttentionInputs) -> str:
-    """Why autocast, which may have torch compute in another dtype, or a mistake in the call, for
-    which torch has an error of its own, keeps it from ours.
-    """
-    if torch.is_autocast_enabled() and _autocast_dtype() != inputs.q.dtype:
-        return "autocast asks for another dtype"
-    try:
-        ATTENTION.problem_of(inputs)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _autocast_dtype() -> torch.dtype:

@@ -63,7 +63,8 @@ class Tally:
                 raise
             why = f"{failed}{trouble.once(error)}"
         else:
-            self.served(ATTENTION)
+            with self._lock:
+                self.ours[ATTENTION] += 1
             return output
         self.leave(ATTENTION, why)
         return None

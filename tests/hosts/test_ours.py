@@ -6,14 +6,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention as attend
 
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.followed import NotFollowedError
 from lib_rocm_sd.hosts import a1111
+from lib_rocm_sd.hosts.attention import served
+from lib_rocm_sd.hosts.comfyui.attention import Override
 from lib_rocm_sd.hosts.ours import NotOursError, Tally
 from lib_rocm_sd.hosts.webui import register
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet import kinds
 from lib_rocm_sd.vae import steps
+from tests.following import Card, card, session
+from tests.test_frames import noted
+
+__all__ = ["card", "session"]
 
 OUTPUT = torch.ones(1)
 
@@ -78,3 +86,34 @@ def test_without_a_reader_nothing_is_taken_for_unknown(monkeypatch: pytest.Monke
 
 def test_the_scripts_name_for_the_webuis_room() -> None:
     assert a1111.register is register
+
+
+SIDE_BY_SIDE, APART = torch.ones(1, 4, 32), torch.ones(1, 2, 4, 16)
+
+
+def comfyuis(session: Session) -> torch.Tensor:
+    made: torch.Tensor = Override(session)(None, *(SIDE_BY_SIDE,) * 3, 2)  # type: ignore[arg-type]
+    return made
+
+
+def torchs(session: Session) -> torch.Tensor:
+    with served(session):
+        return attend(*(APART,) * 3)
+
+
+CALLS = {"ComfyUI's": (comfyuis, 12), "torch's": (torchs, 16)}
+"""With the most frames of ours before the kernel."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_few_frames_stand_between_a_hosts_call_and_its_kernel(
+    card: Card, session: Session, name: str
+) -> None:
+    call, most = CALLS[name]
+    names: list[str] = []
+    with torch.no_grad():
+        call(session)
+        with noted(names):
+            call(session)
+    before = names[names.index("attention") : names.index("reference")]
+    assert len(before) <= most, before

@@ -17,7 +17,7 @@ from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import attention as sdpa
 from lib_rocm_sd.hosts import gate
-from lib_rocm_sd.hosts.sdpa import served
+from lib_rocm_sd.hosts.attention import served
 from lib_rocm_sd.ops.attention.kernel import AttentionParams
 from lib_rocm_sd.report import Report
 from tests.comfyui.play import CARD

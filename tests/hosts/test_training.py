@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lib_rocm_sd import report
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts.attention import served
 from lib_rocm_sd.hosts.comfyui.attention import Override
-from lib_rocm_sd.hosts.sdpa import served
 from lib_rocm_sd.hosts.webui import session as webuis
 from lib_rocm_sd.hosts.webui.attention import Function, calls, packed
 from tests.following import BACKWARD, FORWARD, Card, card, ran, session, told

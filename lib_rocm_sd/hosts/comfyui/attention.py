@@ -42,4 +42,5 @@ class Override:
         return theirs(*args, **kwargs) if output is None else output
 
     def _ours(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return attend(call_of(*args, **kwargs), self.session, host.say)
+        inputs, heads_apart = call_of(*args, **kwargs)
+        return attend(inputs, self.session, host.say, heads_apart=heads_apart)

@@ -20,7 +20,7 @@ import torch
 
 from lib_rocm_sd import functional
 from lib_rocm_sd.followed import asked, attention
-from lib_rocm_sd.hosts.attention import Call, attend, call_of
+from lib_rocm_sd.hosts.attention import attend, call_of, unclear
 from lib_rocm_sd.hosts.ours import NotOursError, Tally
 from lib_rocm_sd.hosts.read.unet_forge import OVERRIDE
 from lib_rocm_sd.hosts.webui import host, session
@@ -204,12 +204,13 @@ def packed(*args: Any, **kwargs: Any) -> torch.Tensor:
     """
     if OVERRIDE in (kwargs.get("transformer_options") or ()):
         raise NotOursError(f"this model has an {OVERRIDE}")
-    call = call_of(*args, **kwargs)
+    inputs, heads_apart = call_of(*args, **kwargs)
     mask = kwargs.get("mask", args[4] if len(args) > 4 else None)
     if mask is not None and mask.ndim == 3 and mask.shape[0] != 1:
         # torch's SDPA, which Forge gives it as it is, takes the first dimension for the heads.
         raise NotOursError(f"the meaning of a mask {tuple(mask.shape)} is not clear")
-    return attend(call, session.current().of_part("UNet"), host.say)
+    own = session.current().of_part("UNet")
+    return attend(inputs, own, host.say, heads_apart=heads_apart)
 
 
 def spatial(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -218,10 +219,9 @@ def spatial(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     One transposing copy each, none where a convolution gave channels-last.
     """
     if q.ndim != 4 or q.shape != k.shape or q.shape != v.shape:
-        raise NotOursError(f"q, k and v are {', '.join(str(tuple(t.shape)) for t in (q, k, v))}")
-    rows = [_pixels(t).unsqueeze(2) for t in (q, k, v)]
-    call = Call(AttentionInputs(rows[0], rows[1], rows[2], None, None), heads_apart=False)
-    output = attend(call, session.current().of_part("VAE"), host.say)
+        raise unclear(q, k, v)
+    inputs = AttentionInputs(*(_pixels(t).unsqueeze(2) for t in (q, k, v)))
+    output = attend(inputs, session.current().of_part("VAE"), host.say)
     return output.transpose(1, 2).reshape(q.shape).contiguous()
 
 
