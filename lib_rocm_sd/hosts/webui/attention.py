@@ -220,7 +220,8 @@ def spatial(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """
     if q.ndim != 4 or q.shape != k.shape or q.shape != v.shape:
         raise unclear(q, k, v)
-    inputs = AttentionInputs(*(_pixels(t).unsqueeze(2) for t in (q, k, v)))
+    q_rows, k_rows, v_rows = (_pixels(t).unsqueeze(2) for t in (q, k, v))
+    inputs = AttentionInputs(q_rows, k_rows, v_rows)
     output = attend(inputs, session.current().of_part("VAE"), host.say)
     return output.transpose(1, 2).reshape(q.shape).contiguous()
 
