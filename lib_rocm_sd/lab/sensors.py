@@ -79,15 +79,15 @@ class Summary:
     def __str__(self) -> str:
         if self.reason:
             return f"power and clocks: {self.reason}"
-        named = (
-            ("power", self.power_w, "W"),
-            ("core clock", self.core_mhz, "MHz"),
-            ("memory clock", self.memory_mhz, "MHz"),
-        )
+        named = {
+            "power": (self.power_w, "W"),
+            "core clock": (self.core_mhz, "MHz"),
+            "memory clock": (self.memory_mhz, "MHz"),
+        }
         lines = [
-            f"{name:<14} {found.mean:>8.0f} {unit:<3} ({found.least:.0f} to {found.most:.0f})"
-            for name, found, unit in named
-            if found is not None
+            f"{name:<14} {value.mean:>8.0f} {unit:<3} ({value.least:.0f} to {value.most:.0f})"
+            for name, (value, unit) in named.items()
+            if value is not None
         ]
         return "\n".join([*lines, f"{self.readings} readings of {self.origin}"])
 
@@ -119,8 +119,7 @@ class Sysfs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        monitors = sorted((folder / "hwmon").glob("hwmon*"))
-        self._monitor = monitors[0] if monitors else folder / "hwmon"
+        self._monitor = next(iter(sorted(folder.glob("hwmon/hwmon*"))), folder)
         power = next((name for name in POWER if _number(self._monitor / name) is not None), "")
         self._power = self._monitor / power if power else None
         self.origin = f"sysfs, {folder.name}" + (f", {power}" if power else "")
@@ -138,8 +137,23 @@ class Sysfs:
         hertz = _number(self._monitor / monitor)
         if hertz is not None:
             return hertz / 1e6
-        found = _CURRENT.search(_text(self._folder / states))
-        return float(found.group(1)) if found else None
+        current = _CURRENT.search(_text(self._folder / states))
+        return float(current.group(1)) if current else None
+
+    def facts(self) -> dict[str, Any]:
+        """Power, its limit and the highest clocks, as a result has them."""
+        power, limit = self.read().power_w, _number(self._monitor / "power1_cap")
+        return {
+            "power_w": round(power, 1) if power else None,
+            "power_limit_w": round(limit / 1e6, 1) if limit else None,
+            "clock_mhz": self._highest("pp_dpm_sclk"),
+            "memory_clock_mhz": self._highest("pp_dpm_mclk"),
+        }
+
+    def _highest(self, states: str) -> int | None:
+        text = _text(self._folder / states)
+        clocks = [int(mhz) for mhz in re.findall(r"(\d{1,5})\s*mhz", text, re.IGNORECASE)]
+        return max(clocks, default=None)
 
 
 def sysfs_source(address: str, root: Path = PCI) -> Sysfs | str:
@@ -176,7 +190,7 @@ def _text(file: Path) -> str:
         return ""
 
 
-LIBRARIES = ("nvml.dll",) if sys.platform == "win32" else ("libnvidia-ml.so.1",)
+LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 CORE, MEMORY = 0, 2
 """nvmlClockType_t: NVML_CLOCK_GRAPHICS and NVML_CLOCK_MEM."""
 _UINT = ctypes.POINTER(ctypes.c_uint)
@@ -195,13 +209,7 @@ SIGNATURES: dict[str, list[Any]] = {
 
 def loaded() -> Any:
     """The library; OSError where there is none."""
-    failed = OSError("NVML has no name on this system")
-    for name in LIBRARIES:
-        try:
-            return ctypes.CDLL(name)
-        except OSError as error:
-            failed = error
-    raise failed
+    return ctypes.CDLL(LIBRARY)
 
 
 class Nvml:
@@ -353,7 +361,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     import torch
 
     info = identify(device)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "card": info.name,
         "gfx": info.gfx,
         "backend": info.backend,
@@ -375,10 +383,10 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found["vram_mib"] = int(properties.total_memory) >> 20
+        facts["vram_mib"] = int(properties.total_memory) >> 20
         if info.backend in ("hip", "zluda"):
-            found |= power_and_clocks(info.index, pci=_address(device))
-    return found
+            facts |= power_and_clocks(info.index, pci=_address(device))
+    return facts
 
 
 def _system() -> str:
@@ -422,33 +430,12 @@ def power_and_clocks(index: int, cards: Path = CARDS, pci: str = "") -> dict[str
 
 def _of_driver(index: int, cards: Path, pci: str) -> dict[str, Any]:
     """From the files of Linux's amdgpu."""
-    devices = []
-    for card in sorted(cards.glob("card[0-9]*")):
-        if (
-            re.fullmatch(r"card\d+", card.name)
-            and _text(card / "device" / "vendor").strip() == VENDOR
-        ):
-            devices.append(card / "device")
-    devices.sort(key=lambda path: int(path.parent.name.removeprefix("card")))
+    every = [card / "device" for card in cards.glob("card*") if re.fullmatch(r"card\d+", card.name)]
+    every.sort(key=lambda path: int(path.parent.name.removeprefix("card")))
+    devices = [device for device in every if _text(device / "vendor").strip() == VENDOR]
     named = [device for device in devices if device.resolve().name == pci]
-    device = named[0] if named else devices[index] if index < len(devices) else None
-    if device is None:
-        return {}
-    sensors = next(iter(sorted(device.glob("hwmon/hwmon*"))), device)
-    power = _number(sensors / "power1_average") or _number(sensors / "power1_input")
-    limit = _number(sensors / "power1_cap")
-    return {
-        "power_w": round(power / 1e6, 1) if power else None,
-        "power_limit_w": round(limit / 1e6, 1) if limit else None,
-        "clock_mhz": _highest(device / "pp_dpm_sclk"),
-        "memory_clock_mhz": _highest(device / "pp_dpm_mclk"),
-    }
-
-
-def _highest(path: Path) -> int | None:
-    """The highest of a table of clocks in MHz."""
-    clocks = [int(mhz) for mhz in re.findall(r"(\d{1,5})\s*mhz", _text(path), re.IGNORECASE)]
-    return max(clocks, default=None)
+    own = named or devices[index : index + 1]
+    return Sysfs(own[0]).facts() if own else {}
 
 
 def _of_tool(command: Sequence[str], index: int, limit_s: float) -> dict[str, Any]:

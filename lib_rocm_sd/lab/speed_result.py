@@ -102,7 +102,7 @@ UNITS = ("ms", "it/s", "s")
 FILES = "rocm_sd-speedtest-*.json"
 MOST_BYTES = 1 << 20
 """A file larger than this is not one of ours."""
-MOST_ROWS, MOST_NOTES, MOST_TEXT, MOST_DIGITS = 2000, 100, 500, 18
+MOST_ROWS, MOST_NOTES, MOST_FACTS, MOST_TEXT, MOST_DIGITS = 2000, 100, 50, 500, 18
 ID = re.compile(r"[0-9a-f]{12}")
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 COLUMNS = Columns("test case method=way unit median p10 p90 runs peak_mib error reason note")
@@ -263,53 +263,38 @@ def _document(content: dict[str, Any]) -> Document:
     complete = content.get("complete")
     if not isinstance(complete, bool):
         raise ValueError("complete is neither true nor false")  # noqa: TRY004
+    request = _checked(content.get("request"), "request", dict)
+    sizes = [int(_number(size, "a size", 1e9)) for size in _items(request, "sizes", 100)]
+    what = [_checked(part, "a part") for part in _items(request, "what", 100)]
     return Document(
-        machine=_flat(content, "machine"),
-        request=_stored_request(content),
-        rows=[_row(item) for item in _items(content, "rows", MOST_ROWS)],
-        pictures=[_pair(item) for item in _items(content, "pictures", MOST_ROWS)],
-        notes=[_checked(item, "a note") for item in _items(content, "notes", MOST_NOTES)],
+        machine=_machine(_checked(content.get("machine"), "machine", dict)),
+        request={"what": what, "preset": _text(request, "preset"), "sizes": sizes},
+        rows=[_row(_checked(each, "a row", dict)) for each in _items(content, "rows", MOST_ROWS)],
+        pictures=[
+            _pair(_checked(each, "a pair of pictures", dict))
+            for each in _items(content, "pictures", MOST_ROWS)
+        ],
+        notes=[_checked(note, "a note") for note in _items(content, "notes", MOST_NOTES)],
         complete=complete,
         id=ident,
         date=date,
     )
 
 
-def _items(content: Mapping[str, Any], key: str, most: int) -> list[Any]:
-    items = content.get(key, [])
-    if not isinstance(items, list):
-        raise ValueError(f"{key} is not a list")  # noqa: TRY004
-    if len(items) > most:
-        raise ValueError(f"{len(items)} {key}: at most {most}")
-    return items
-
-
-def _flat(content: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """An object of short texts, numbers, truth values and nulls."""
-    found = content.get(key)
-    if not isinstance(found, dict) or len(found) > 50:
-        raise ValueError(f"{key} is not an object of at most 50 facts")
-    for name, value in found.items():
-        _checked(name, f"a name in {key}")
+def _machine(facts: dict[str, Any]) -> dict[str, Any]:
+    """Short texts, numbers, truth values and nulls."""
+    if len(facts) > MOST_FACTS:
+        raise ValueError(f"machine has {len(facts)} facts: at most {MOST_FACTS}")
+    for name, value in facts.items():
+        _checked(name, "a name in machine")
         if value is not None and not isinstance(value, (bool, int, float)):
-            _checked(value, f"{key}'s {name}")
+            _checked(value, f"machine's {name}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{key}'s {name} is no number")
-    return found
+            raise ValueError(f"machine's {name} is no number")
+    return facts
 
 
-def _stored_request(content: Mapping[str, Any]) -> dict[str, Any]:
-    found = content.get("request")
-    if not isinstance(found, dict):
-        raise ValueError("request is not an object")  # noqa: TRY004
-    sizes = [int(_number(size, "a size", 1e9)) for size in _items(found, "sizes", 100)]
-    what = [_checked(part, "a part") for part in _items(found, "what", 100)]
-    return {"what": what, "preset": _text(found, "preset"), "sizes": sizes}
-
-
-def _row(item: object) -> Row:
-    if not isinstance(item, dict):
-        raise ValueError("a row is not an object")  # noqa: TRY004
+def _row(item: dict[str, Any]) -> Row:
     texts: dict[str, Any] = {key: _text(item, key) for key in ("test", "case", "unit")}
     texts["way"] = _text(item, "method")
     texts |= {key: _text(item, key) for key in ("reason", "note") if key in item}
@@ -319,8 +304,7 @@ def _row(item: object) -> Row:
     for key in ("median", "p10", "p90", "peak_mib", "error"):
         value = item.get(key)
         figures[key] = math.nan if value is None else _number(value, key, 1e12)
-    runs = int(_number(item.get("runs", 0), "runs", 1e9))
-    row = Row(**texts, **figures, runs=runs)
+    row = Row(**texts, **figures, runs=int(_number(item.get("runs", 0), "runs", 1e9)))
     if not row.reason and not row.median > 0:
         raise ValueError("a row has neither a figure above 0 nor a reason")
     if row.p10 > row.median or row.p90 < row.median:
@@ -328,16 +312,20 @@ def _row(item: object) -> Row:
     return row
 
 
-def _pair(item: object) -> Pair:
-    if not isinstance(item, dict):
-        raise ValueError("a pair of pictures is not an object")  # noqa: TRY004
+def _pair(item: dict[str, Any]) -> Pair:
     names = {key: _text(item, key) for key in ("off", "on", "difference")}
     for name in names.values():
         if name and not PICTURE.fullmatch(name):
             raise ValueError("a picture is not the name of a PNG beside the document")
-    largest = int(_number(item.get("largest"), "largest", 255))
-    mean = _number(item.get("mean"), "mean", 255)
-    return Pair(_text(item, "case"), **names, largest=largest, mean=mean)
+    largest, mean = (_number(item.get(key), key, 255) for key in ("largest", "mean"))
+    return Pair(_text(item, "case"), **names, largest=int(largest), mean=mean)
+
+
+def _items(content: Mapping[str, Any], key: str, most: int) -> list[Any]:
+    items: list[Any] = _checked(content.get(key, []), key, list)
+    if len(items) > most:
+        raise ValueError(f"{len(items)} {key}: at most {most}")
+    return items
 
 
 def _number(value: object, name: str, most: float) -> float:
@@ -349,13 +337,15 @@ def _number(value: object, name: str, most: float) -> float:
 
 
 def _text(item: Mapping[str, Any], key: str) -> str:
-    return _checked(item.get(key), key)
+    return str(_checked(item.get(key), key))
 
 
-def _checked(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name[:MOST_TEXT]} is not a text")  # noqa: TRY004
-    if len(value) > MOST_TEXT:
+def _checked(value: Any, name: str, kind: type = str) -> Any:
+    """The value, if it is of its kind, and a text not too long."""
+    if not isinstance(value, kind):
+        words: dict[Any, str] = {str: "a text", list: "a list", dict: "an object"}
+        raise ValueError(f"{name[:MOST_TEXT]} is not {words[kind]}")  # noqa: TRY004
+    if isinstance(value, str) and len(value) > MOST_TEXT:
         raise ValueError(f"{name[:MOST_TEXT]} is longer than {MOST_TEXT} characters")
     return value
 

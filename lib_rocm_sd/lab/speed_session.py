@@ -51,6 +51,7 @@ class SpeedSession:
         self._thread: threading.Thread | None = None
         self._refusals: list[Busy] = []
         self._progress = Progress()
+        self._directory: Path | None = None
         self._results: dict[str, dict[str, Any]] = {}
         self._shots: tuple[str, tuple[Pair, ...]] = ("", ())
 
@@ -138,8 +139,7 @@ class SpeedSession:
         self, request: Request, side: HostSide, document: Document, cancelled: Callable[[], bool]
     ) -> tuple[str, str]:
         """The state in which the test ends, and a sentence."""
-        keeper = _Keeper(document, side.output_directory(), self._keep)
-        begin = time.monotonic()
+        begin, self._directory = time.monotonic(), side.output_directory()
         parts = [part for part in WHAT if part in request.what]
 
         def told(fraction: float, text: str, place: int = 0) -> None:
@@ -153,21 +153,36 @@ class SpeedSession:
                 for row in PARTS[part](job):
                     document.rows.append(row)
                     self._shots = (document.id, tuple(job.shots))
-                    keeper.save(job.shots)
+                    self._save(document, job.shots)
                     job.guard().check()
             document.complete = True
             state, text = "done", f"done in {time.monotonic() - begin:.0f} s"
         except Cancelled:
             state, text = "cancelled", "cancelled; what was measured is kept"
             document.notes.append("cancelled")
-            keeper.save()
+            self._save(document)
             self._progress = Progress(document.id, state, self._progress.fraction, text)
         except FAILED as failure:
             state, text = "failed", describe(failure)
             document.notes.append(f"failed: {text}"[:200])
-        keeper.save()
+        self._save(document)
         clean(side.device)
         return state, text
+
+    def _save(self, document: Document, shots: Sequence[Pair] = ()) -> None:
+        """Keep the document as it has grown, in a file, too. A folder that cannot be written is a
+        note, told once.
+        """
+        try:
+            for shot in shots[len(document.pictures) :]:
+                document.pictures.append(_written(shot, document, self._directory))
+            if self._directory is not None:
+                document.write(self._directory)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            document.notes.append(f"the result could not be saved: {reason}")
+            self._directory = None
+        self._keep(document)
 
     def _keep(self, document: Document) -> None:
         self._results[document.id] = document.as_dict()
@@ -175,41 +190,17 @@ class SpeedSession:
             del self._results[next(iter(self._results))]
 
 
-class _Keeper:
-    """Keeps the document as it grows, in the session and in a file."""
-
-    def __init__(
-        self, document: Document, directory: Path | None, keep: Callable[[Document], None]
-    ) -> None:
-        self.document = document
-        self.directory = directory
-        self.keep = keep
-
-    def save(self, shots: Sequence[Pair] = ()) -> None:
-        """A folder that cannot be written is a note, told once."""
-        document = self.document
-        try:
-            for shot in shots[len(document.pictures) :]:
-                document.pictures.append(self._written(shot))
-            if self.directory is not None:
-                document.write(self.directory)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            document.notes.append(f"the result could not be saved: {reason}")
-            self.directory = None
-        self.keep(document)
-
-    def _written(self, shot: Pair) -> Pair:
-        """The pair's files, written beside the document; without a folder its figures alone."""
-        names: dict[str, Any] = dict.fromkeys(("off", "on", "difference"), "")
-        if self.directory is not None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            images = (shot.off.image, shot.on.image, shot.difference)
-            place = len(self.document.pictures) + 1
-            for name, image in zip(names, images, strict=True):
-                names[name] = f"{self.document.stem}-{place}-{name}.png"
-                speed_parts.plain(image).save(self.directory / names[name])
-        return replace(shot, **names)
+def _written(shot: Pair, document: Document, directory: Path | None) -> Pair:
+    """The pair's files, written beside the document; without a folder its figures alone."""
+    names: dict[str, Any] = dict.fromkeys(("off", "on", "difference"), "")
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        images = (shot.off.image, shot.on.image, shot.difference)
+        place = len(document.pictures) + 1
+        for name, image in zip(names, images, strict=True):
+            names[name] = f"{document.stem}-{place}-{name}.png"
+            speed_parts.plain(image).save(directory / names[name])
+    return replace(shot, **names)
 
 
 session = SpeedSession()

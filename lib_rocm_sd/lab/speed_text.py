@@ -10,9 +10,7 @@ import io
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lib_rocm_sd.lab import svg
@@ -166,88 +164,48 @@ def drawn_history(documents: Sequence[Document], layout: Layout = WIDE) -> str:
     Empty where fewer than two runs have a figure.
     """
     shown = list(documents)[-MOST_RUNS:]
-    lines = _lines(shown)
-    if not lines:
+    curves = _curves(shown)
+    if not curves:
         return ""
-    known = [value for line in lines for _, value in line.points]
-    low, high = min(100.0, *known), max(100.0, *known)
+    values = [100.0, *(value for points in curves.values() for _, value in points)]
+    low, high = min(values), max(values)
     pad = max((high - low) * 0.1, 2.0)
-    frame = _Frame(len(shown), max(low - pad, 0.0), high + pad, layout.width - 24)
+    bottom, last = HISTORY_TOP + HISTORY_HEIGHT, len(shown) - 1
+    ends = (0, max(last, 1)), (max(low - pad, 0.0), high + pad)
+    frame = svg.Frame(56, layout.width - 24, HISTORY_TOP, bottom, *ends)
     parts = [svg.title_of("Time, % of the first run here: less is better", layout)]
-    parts += _axes(frame, shown)
-    for place, line in enumerate(lines):
-        colour = svg.colour_of(place)
-        points = [(frame.x(at), frame.y(value)) for at, value in line.points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(
-            f'<polyline points="{path}" style="fill:none;stroke:{colour}" stroke-width="2"/>'
-        )
-        for (x, y), (at, value) in zip(points, line.points, strict=True):
-            tip = escape(f"{shown[at].date}, {line.name}: {value:.0f} %")
-            parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill:{colour}">'
-                f"<title>{tip}</title></circle>"
-            )
-        top = frame.bottom + 44 + 20 * place
+    for share in range(5):
+        value = ends[1][0] + share / 4 * (ends[1][1] - ends[1][0])
+        y = frame.y(value)
+        parts.append(svg.line(frame.left, y, frame.right, y, 0.25))
+        parts.append(svg.text_at(frame.left - 6, y + 4, f"{value:.0f} %", "end", faint=True))
+    for place, anchor in ((0, "start"), (last, "end")):
+        date = shown[place].date[:10]
+        parts.append(svg.text_at(frame.x(place), bottom + 18, date, anchor, True))
+    for place, (name, points) in enumerate(curves.items()):
+        colour, top = svg.colour_of(place), bottom + 44 + 20 * place
+        places = [(frame.x(at), frame.y(value)) for at, value in points]
+        tips = [f"{shown[at].date}, {name}: {value:.0f} %" for at, value in points]
+        parts += svg.curve(places, colour, 2, 4, tips)
         parts.append(f'<rect x="0" y="{top - 10}" width="12" height="12" style="fill:{colour}"/>')
-        name = svg.cut(line.name, layout.letters - 12)
-        parts.append(svg.text_at(20, top, f"{name}: {line.points[-1][1]:.0f} % now"))
-    label = "; ".join(f"{line.name}: {line.points[-1][1]:.0f} % of the first run" for line in lines)
-    height = frame.bottom + 50 + 20 * len(lines)
-    return svg.drawing(layout.width, height, parts, f"History. {label}")
+        cut = svg.cut(name, layout.letters - 12)
+        parts.append(svg.text_at(20, top, f"{cut}: {points[-1][1]:.0f} % now"))
+    spoken = (f"{name}: {points[-1][1]:.0f} % of the first run" for name, points in curves.items())
+    height = bottom + 50 + 20 * len(curves)
+    return svg.drawing(layout.width, height, parts, f"History. {'; '.join(spoken)}")
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """A case's points: the run's place and its time in % of the first."""
-
-    name: str
-    points: list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class _Frame:
-    runs: int
-    low: float
-    high: float
-    right: float
-
-    bottom = HISTORY_TOP + HISTORY_HEIGHT
-    left = 56
-
-    def x(self, place: int) -> float:
-        return self.left + place / max(self.runs - 1, 1) * (self.right - self.left)
-
-    def y(self, value: float) -> float:
-        return self.bottom - (value - self.low) / (self.high - self.low) * HISTORY_HEIGHT
-
-
-def _lines(documents: Sequence[Document]) -> list[_Curve]:
-    """Curves of our results for the cases measured most often."""
-    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+def _curves(documents: Sequence[Document]) -> dict[str, list[tuple[int, float]]]:
+    """Our results for the cases measured most often: the runs' places, times in % of the first."""
+    times: dict[str, list[tuple[int, float]]] = {}
     for place, document in enumerate(documents):
         for test in TITLES:
             for row in ours(document.rows, test):
                 if row.unit != "it/s":
-                    found.setdefault((test, row.case), []).append((place, row.median))
-    often = sorted((item for item in found.items() if len(item[1]) > 1), key=lambda i: -len(i[1]))
-    return [
-        _Curve(
-            f"{test}, {svg.cut(case, 60)}",
-            [(at, 100 * value / points[0][1]) for at, value in points],
-        )
-        for (test, case), points in often[:MOST_LINES]
-    ]
-
-
-def _axes(frame: _Frame, documents: Sequence[Document]) -> Iterator[str]:
-    for share in range(5):
-        value = frame.low + share / 4 * (frame.high - frame.low)
-        y = frame.y(value)
-        yield svg.line(frame.left, y, frame.right, y, 0.25)
-        yield svg.text_at(frame.left - 6, y + 4, f"{value:.0f} %", "end", faint=True)
-    last = len(documents) - 1
-    for place, anchor in ((0, "start"), (last, "end")):
-        yield svg.text_at(
-            frame.x(place), frame.bottom + 18, documents[place].date[:10], anchor, True
-        )
+                    name = f"{test}, {svg.cut(row.case, 60)}"
+                    times.setdefault(name, []).append((place, row.median))
+    often = sorted((each for each in times.items() if len(each[1]) > 1), key=lambda i: -len(i[1]))
+    return {
+        name: [(place, 100 * time / points[0][1]) for place, time in points]
+        for name, points in often[:MOST_LINES]
+    }

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 
 from lib_rocm_sd.lab.rows import Row
 
@@ -57,7 +58,9 @@ def chart(
     `limits`: by case, at what a longer bar ends; with them it stands on white, as a file of its own
     does.
     """
-    colours = _colours([bar.way for bar in bars], first)
+    rest = [way for way in dict.fromkeys(bar.way for bar in bars) if way != first]
+    others = {way: colour_of(1 + place % (len(COLOURS) - 1)) for place, way in enumerate(rest)}
+    colours = {first: colour_of(0), **others}  # the first is ours in every plot, nobody else's
     parts = [title_of(title, layout)]
     y = 34.0
     for case in dict.fromkeys(bar.case for bar in bars):
@@ -73,7 +76,8 @@ def chart(
             parts += _bar(bar, y, most, colours[bar.way], layout)
             y += BAR + GAP
         y += GAP
-    label = f"{title}. " + "; ".join(_spoken(bar) for bar in bars if bar.median > 0)
+    spoken = (f"{bar.case}, {bar.way}: {_figure(bar)}" for bar in bars if bar.median > 0)
+    label = f"{title}. " + "; ".join(spoken)
     if limits is not None:
         parts.insert(0, f'<rect width="{layout.width}" height="{y:.0f}" style="fill:white"/>')
     return drawing(layout.width, y, parts, label)
@@ -119,20 +123,9 @@ def number(value: float) -> str:
     return f"{value:.{min(max(digits, 0), 6)}f}"
 
 
-def _spoken(bar: Row) -> str:
-    return f"{bar.case}, {bar.way}: {_figure(bar)}"
-
-
 def title_of(text: str, layout: Layout) -> str:
     """A plot's title, at its top."""
     return text_at(0, 18, text, size=15 if layout.left else 13, weight="bold")
-
-
-def _colours(names: Sequence[str], first: str) -> Mapping[str, str]:
-    """Ours is the first colour in every plot, and nobody else's."""
-    rest = [name for name in dict.fromkeys(names) if name != first]
-    others = {name: colour_of(1 + place % (len(COLOURS) - 1)) for place, name in enumerate(rest)}
-    return {first: colour_of(0), **others}
 
 
 def colour_of(place: int) -> str:
@@ -160,6 +153,41 @@ def line(x: float, y: float, to_x: float, to_y: float, opacity: float = 0.8) -> 
     """A straight line, such as a whisker or an axis."""
     ends = f'x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}"'
     return f'<line {ends} stroke="currentColor" stroke-opacity="{opacity}"/>'
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where values stand in a drawing: a rectangle in pixels, and the values at its ends."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x_ends: tuple[float, float]
+    y_ends: tuple[float, float]
+
+    def x(self, value: float) -> float:
+        low, high = self.x_ends
+        return self.left + (value - low) / (high - low) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        low, high = self.y_ends
+        return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
+
+
+def curve(
+    places: Sequence[tuple[float, float]],
+    colour: str,
+    width: float,
+    radius: float,
+    tips: Sequence[str] = (),
+) -> Iterator[str]:
+    """A line through places in pixels, each with a dot, and what one tells when pointed at."""
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    yield f'<polyline points="{path}" style="fill:none;stroke:{colour}" stroke-width="{width:g}"/>'
+    for (x, y), tip in zip_longest(places, tips):
+        dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" style="fill:{colour}"'
+        yield f"{dot}/>" if tip is None else f"{dot}><title>{escape(tip)}</title></circle>"
 
 
 def text_at(

@@ -6,7 +6,7 @@ which needs Pillow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.lab import svg
 from lib_rocm_sd.lab.models import Coder, Runner, structured_latent
 from lib_rocm_sd.lab.rows import Row, say
 from lib_rocm_sd.lab.timing import FAILED, clean, why
@@ -37,28 +38,15 @@ COLOURS = (
 DARK, GREY, GRID = "#181a1e", "#60646c", "#e3e5e8"
 
 
-@dataclass(frozen=True)
-class _Axes:
-    """One plot. `left` is that of its frame; ranges are powers of 2 (sizes) and 10 (values)."""
-
-    title: str
-    value: Callable[[Row], float]
-    left: int
-    sizes: tuple[float, float]
-    values: tuple[int, int]
-
-    def x(self, size: float) -> float:
-        low, high = self.sizes
-        return self.left + (math.log2(size) - low) / (high - low) * WIDTH
-
-    def y(self, value: float) -> float:
-        low, high = self.values
-        return TOP + HEIGHT - (math.log10(value) - low) / (high - low) * HEIGHT
-
-
 def draw(rows: Sequence[Row], device: str, role: str = "decoder") -> str:
     """The SVG: peak MiB and median ms of each way over the side in pixels."""
     shown = [row for row in rows if row.role == role and not row.reason]
+    present = {row.way for row in shown}
+    styles = [
+        (way.name, colour, 2.6 if way.level else 1.4)
+        for way, colour in zip(WAYS, COLOURS, strict=True)
+        if way.name in present
+    ]
     total = LEFT + 2 * WIDTH + SPACE + LEGEND
     height = TOP + HEIGHT + BOTTOM
     parts = [
@@ -67,80 +55,47 @@ def draw(rows: Sequence[Row], device: str, role: str = "decoder") -> str:
         f'<rect width="{total}" height="{height}" fill="white"/>',
         _text(LEFT, 24, f"VAE {role}, batch 1, {device}", "start", DARK, 16),
     ]
-    for place, (title, value) in enumerate(
-        (("peak MiB over the weights", _peak), ("time, ms", lambda row: row.median))
-    ):
-        axes = _axes(title, value, shown, LEFT + place * (WIDTH + SPACE))
-        parts += _frame(axes) + _curves(axes, shown)
-    return "\n".join([*parts, *_legend(shown, LEFT + 2 * WIDTH + SPACE + 16), "</svg>", ""])
-
-
-def _peak(row: Row) -> float:
-    return row.peak_mib
-
-
-def _usable(value: float) -> bool:
-    return math.isfinite(value) and value > 0
-
-
-def _axes(title: str, value: Callable[[Row], float], rows: Sequence[Row], left: int) -> _Axes:
-    sizes = [math.log2(row.size) for row in rows] or [9.0]
-    values = [math.log10(value(row)) for row in rows if _usable(value(row))] or [0.0]
-    low, high = math.floor(min(values)), math.ceil(max(values))
-    ends = (min(sizes) - 0.25, max(sizes) + 0.25)
-    return _Axes(title, value, left, ends, (low, max(high, low + 1)))
-
-
-def _frame(axes: _Axes) -> list[str]:
-    """Title, grid and ticks."""
-    right, bottom = axes.left + WIDTH, TOP + HEIGHT
-    parts = [_text(axes.left, TOP - 10, axes.title, "start", DARK, 14)]
-    for power in range(axes.values[0], axes.values[1] + 1):
-        y = axes.y(10.0**power)
-        parts.append(_line(axes.left, y, right, y))
-        parts.append(_text(axes.left - 6, y + 4, f"{10.0**power:g}", "end", GREY))
-    for power in range(math.ceil(axes.sizes[0]), math.floor(axes.sizes[1]) + 1):
-        x = axes.x(2.0**power)
-        parts.append(_line(x, TOP, x, bottom))
-        parts.append(_text(x, bottom + 18, f"{2**power}", "middle", GREY))
-    parts.append(_text((axes.left + right) / 2, bottom + 36, "pixels a side", "middle", GREY))
-    return parts
-
-
-def _curves(axes: _Axes, rows: Sequence[Row]) -> list[str]:
-    parts = []
-    for way, colour, thick in _styles(rows):
-        points = sorted(
-            (row.size, axes.value(row))
-            for row in rows
-            if row.way == way and _usable(axes.value(row))
-        )
-        places = [(axes.x(size), axes.y(value)) for size, value in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{thick}"/>'
-        )
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in places]
-    return parts
-
-
-def _styles(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
-    """Name, colour and stroke of each way that has a row."""
-    present = {row.way for row in rows}
-    return [
-        (way.name, colour, 2.6 if way.level else 1.4)
-        for way, colour in zip(WAYS, COLOURS, strict=True)
-        if way.name in present
-    ]
-
-
-def _legend(rows: Sequence[Row], left: float) -> list[str]:
-    parts = []
-    for place, (name, colour, thick) in enumerate(_styles(rows)):
+    plots = (("peak MiB over the weights", "peak_mib"), ("time, ms", "median"))
+    for place, (title, name) in enumerate(plots):
+        points = [(row.way, row.size, getattr(row, name)) for row in shown]
+        usable = [point for point in points if math.isfinite(point[2]) and point[2] > 0]
+        frame = _frame(shown, usable, LEFT + place * (WIDTH + SPACE))
+        parts += _grid(frame, title)
+        for way, colour, thick in styles:
+            own = sorted((size, value) for name, size, value in usable if name == way)
+            places = [(frame.x(math.log2(x)), frame.y(math.log10(y))) for x, y in own]
+            parts += svg.curve(places, colour, thick, 3.5)
+    left = LEFT + 2 * WIDTH + SPACE + 16
+    for place, (way, colour, thick) in enumerate(styles):
         y = TOP + 14 + 22 * place
         parts.append(_line(left, y, left + 22, y, colour, thick))
-        parts.append(_text(left + 30, y + 4, name, "start", DARK))
-    return parts
+        parts.append(_text(left + 30, y + 4, way, "start", DARK))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _frame(rows: Sequence[Row], points: Sequence[tuple[str, int, float]], left: int) -> svg.Frame:
+    """A plot over powers of 2 (sizes) and whole ones of 10 (values)."""
+    sizes = [math.log2(row.size) for row in rows] or [9.0]
+    values = [math.log10(value) for *_, value in points] or [0.0]
+    low, high = math.floor(min(values)), math.ceil(max(values))
+    ends = (min(sizes) - 0.25, max(sizes) + 0.25), (low, max(high, low + 1))
+    return svg.Frame(left, left + WIDTH, TOP, TOP + HEIGHT, *ends)
+
+
+def _grid(frame: svg.Frame, title: str) -> Iterator[str]:
+    """Title, grid and ticks."""
+    (low, high), (least, most) = frame.x_ends, frame.y_ends
+    yield _text(frame.left, TOP - 10, title, "start", DARK, 14)
+    for power in range(int(least), int(most) + 1):
+        y = frame.y(power)
+        yield _line(frame.left, y, frame.right, y)
+        yield _text(frame.left - 6, y + 4, f"{10.0**power:g}", "end", GREY)
+    for power in range(math.ceil(low), math.floor(high) + 1):
+        x = frame.x(power)
+        yield _line(x, TOP, x, frame.bottom)
+        yield _text(x, frame.bottom + 18, f"{2**power}", "middle", GREY)
+    middle = (frame.left + frame.right) / 2
+    yield _text(middle, frame.bottom + 36, "pixels a side", "middle", GREY)
 
 
 def _line(
