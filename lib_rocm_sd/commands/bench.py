@@ -10,66 +10,20 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd import __version__, checks
+from lib_rocm_sd import __version__
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import distributed
 from lib_rocm_sd.commands.standalone import Standalone
-from lib_rocm_sd.commands.support import add_device, device_of
-from lib_rocm_sd.device import DeviceInfo, identify
+from lib_rocm_sd.commands.support import add_device, check_writable, device_of
+from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.lab import attention, call, gradients, speed_result, speed_text, tables, unet, vae
 from lib_rocm_sd.lab.rows import say
-from lib_rocm_sd.lab.speed_result import PRESETS, WHAT, Request, parse
+from lib_rocm_sd.lab.speed_result import PRESETS, WHAT, parse
 from lib_rocm_sd.lab.speed_session import SpeedSession
 
 POLL_S = 0.2
 OUT = Path("outputs") / "speedtest"
-
-
-def add_speed_arguments(parser: argparse._ActionsContainer) -> None:
-    """The options of `bench speed` alone; --sizes and --device are shared."""
-    add = parser.add_argument
-    add("--what", nargs="+", choices=WHAT, default=list(WHAT), help="default: all of them")
-    add("--preset", choices=PRESETS, help="default: quick, with --sizes custom")
-    add("--out", type=Path, default=OUT, metavar="DIR", help="for the result (default %(default)s)")
-
-
-def run_speed(args: argparse.Namespace) -> int:
-    """Run it, print the result as Markdown. 1 if it failed, 2 on bad options, 130 interrupted."""
-    try:
-        request = _request(args)
-        device = torch.device(args.device) if args.device else None
-        torch.empty(0, device=device)
-    except (ValueError, RuntimeError, AssertionError) as error:
-        print(f"bench speed: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 2
-    session = SpeedSession()
-    ident = session.start(request, Standalone(device, args.out))
-    try:
-        _watch(session)
-    except KeyboardInterrupt:
-        session.cancel()
-        session.wait()
-    document = session.result(ident)
-    assert document is not None
-    print(speed_text.to_markdown(speed_result.of(document)))
-    progress = session.progress()
-    print(f"bench speed: {progress.text}; see {args.out}", file=sys.stderr)
-    return {"done": 0, "cancelled": 130}.get(progress.state, 1)
-
-
-def _request(args: argparse.Namespace) -> Request:
-    preset = args.preset or ("custom" if args.sizes else "quick")
-    return parse({"what": args.what, "preset": preset, "sizes": args.sizes or []})
-
-
-def _watch(session: SpeedSession) -> None:
-    """A line on stderr whenever something else is done."""
-    told = ""
-    while not session.wait(POLL_S):
-        progress = session.progress()
-        if progress.text != told:
-            told = progress.text
-            print(f"{progress.fraction:4.0%} {told}", file=sys.stderr, flush=True)
 
 
 RUNS = attention.RUNS
@@ -115,27 +69,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     attention.add_arguments(parser.add_argument_group("attention"))
     vae.add_arguments(parser.add_argument_group("vae"), unet.KEYS)
-    add_speed_arguments(parser.add_argument_group("speed"))
+    add = parser.add_argument_group("speed").add_argument
+    add("--what", nargs="+", choices=WHAT, default=list(WHAT), help="default: all of them")
+    add("--preset", choices=PRESETS, help="default: quick, with --sizes custom")
+    add("--out", type=Path, default=OUT, metavar="DIR", help="for the result (default %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a variant of ours was wrong, 2 on bad options."""
-    refusal = _refusal(args)
-    if refusal:
-        print(f"bench: {refusal}", file=sys.stderr)
-        return 2
+    if args.runs is not None and args.runs < 1:
+        raise UsageError("--runs must be at least 1")
+    if args.case and args.op not in ("attention", "unet", *TABLES):
+        raise UsageError(f"--case: {args.op} has no cases to choose among")
+    check_writable(args, "json", "plot", "picture")
+    device = device_of(args)
     if args.op == "speed":
         return run_speed(args)
     if args.op == "distributed":
         return distributed.run(args, _versions())
     if args.op != "attention":
         args.dtype = (args.dtype or attention.DTYPES)[0]
-    device = device_of(args)
     if device.type == "cpu" and not args.device:
         _make_small(args)
     info = identify(device)
     launch = default_launcher(device, info.arch) if info.arch and not info.reasons else None
-    machine = _machine(device, info, _runs(args))
+    machine = {
+        "device": info.name,
+        "backend": info.backend,
+        "gfx": info.gfx,
+        "not_ours": list(info.reasons),
+        **_versions(),
+        "runs": _runs(args),
+        "timing": "device events" if device.type == "cuda" else "perf_counter",
+    }
     if args.op in ("call", "door"):
         return call.run(args, device, machine, _heading(machine))
     if args.op in TABLES:
@@ -148,17 +114,35 @@ def main(args: argparse.Namespace) -> int:
     return attention.run(args, device, info, launch, machine, _heading)
 
 
-def _refusal(args: argparse.Namespace) -> str:
-    """Why these options cannot be followed; empty if they can."""
-    if args.runs is not None and args.runs < 1:
-        return "--runs must be at least 1"
-    if args.case and args.op not in ("attention", "unet", *TABLES):
-        return f"--case: {args.op} has no cases to choose among"
-    for name in ("json", "plot", "picture"):
-        why = checks.unwritable(getattr(args, name)) if getattr(args, name) else ""
-        if why:
-            return f"--{name}: {why}"
-    return checks.device_problem(args.device)
+def run_speed(args: argparse.Namespace) -> int:
+    """The speed test; prints the result as Markdown. 1 if it failed, 2 on bad options, 130
+    interrupted.
+    """
+    preset = args.preset or ("custom" if args.sizes else "quick")
+    try:
+        request = parse({"what": args.what, "preset": preset, "sizes": args.sizes or []})
+    except ValueError as error:
+        print(f"bench speed: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
+    session = SpeedSession()
+    device = torch.device(args.device) if args.device else None
+    ident = session.start(request, Standalone(device, args.out))
+    told = ""
+    try:
+        while not session.wait(POLL_S):
+            progress = session.progress()
+            if progress.text != told:  # something else is done
+                told = progress.text
+                print(f"{progress.fraction:4.0%} {told}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        session.cancel()
+        session.wait()
+    document = session.result(ident)
+    assert document is not None
+    print(speed_text.to_markdown(speed_result.of(document)))
+    progress = session.progress()
+    print(f"bench speed: {progress.text}; see {args.out}", file=sys.stderr)
+    return {"done": 0, "cancelled": 130}.get(progress.state, 1)
 
 
 def _make_small(args: argparse.Namespace) -> None:
@@ -185,18 +169,6 @@ def _runs(args: argparse.Namespace) -> int:
         return unet.runs(args)
     args.runs = args.runs or (attention.QUICK_RUNS if args.quick else RUNS)
     return int(args.runs)
-
-
-def _machine(device: torch.device, info: DeviceInfo, runs: int) -> dict[str, Any]:
-    return {
-        "device": info.name,
-        "backend": info.backend,
-        "gfx": info.gfx,
-        "not_ours": list(info.reasons),
-        **_versions(),
-        "runs": runs,
-        "timing": "device events" if device.type == "cuda" else "perf_counter",
-    }
 
 
 def _versions() -> dict[str, Any]:

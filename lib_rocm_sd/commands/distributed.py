@@ -8,15 +8,15 @@ with what one gives.
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import operator
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,16 +27,24 @@ from lib_rocm_sd.cards.group import Group, joined, under_torchrun
 from lib_rocm_sd.cards.patch import patch_parallel
 from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.catalog.unet import BATCH
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.diffusers.ranks import vae_bands
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import patched_vae
 from lib_rocm_sd.lab import models
-from lib_rocm_sd.lab.rows import say
+from lib_rocm_sd.lab.rows import say, write_json
 
 SESSION = DEFAULT.patiently()
 BLOCKS, EAGER = "our blocks", "eager"
+RUNS = 7
+QUICK_RUNS = 3
+LIMIT_S = 600.0
+"""One rank may compile and test kernels while the others wait."""
+ERROR = 0.02
+"""What all ranks give may differ by so much of the largest value from what one gives, in half."""
+NOT_SPLIT = "not split: too few rows"
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,16 @@ class Row:
     def speedup(self) -> float:
         return self.one_ms / self.ms
 
+    def __str__(self) -> str:
+        beside = ""
+        if not math.isnan(self.one_ms):
+            same = "same bits" if self.equal else f"differs by {self.error:.1e}"
+            beside = f", alone {self.one_ms:.3f} ms: {self.speedup:.2f} times; {same}"
+        rate = self.sent_mib * 2**20 / self.ms / 1e6
+        sent = f"{self.sent_mib:.2f} MiB sent in {self.exchanges:.0f} exchanges, {rate:.2f} GB/s"
+        name = ", ".join(filter(None, (self.test, self.case, self.way, self.told)))
+        return f"{name}: {self.ms:.3f} ms{beside}, {sent}"
+
 
 @dataclass(frozen=True)
 class Size:
@@ -95,222 +113,18 @@ FULL = Size(
 SMALL = Size((("small", 128),), (("small", 128),), (256,), (8, 1 << 16), 1, 1, True)
 
 
-def measured(group: Group, size: Size, runs: int) -> Iterator[Row]:
-    """All tests, one by one; each rank has to take all rows."""
-    gate.begin()
-    yield from _links(group, size, runs)
-    for model, side in size.guidance:
-        unet = models.unet(model, group.device, _dtype(group))
-        for way in (EAGER, BLOCKS):
-            with _way(unet, way):
-                yield _guidance(group, unet, f"{model} {side}x{side}", way, side, 1, size, runs)
-                yield _guidance(
-                    *(group, unet, f"{model} {side}x{side}", way, side, group.size, size, runs)
-                )
-        del unet
-    for model, side in size.rows:
-        unet = models.unet(model, group.device, _dtype(group))
-        yield _rows(group, unet, f"{model} {side}x{side}", side, size, runs)
-        del unet
-    yield from _decodes(group, size, runs)
-
-
-def _dtype(group: Group) -> torch.dtype:
-    return torch.float16 if group.device.type == "cuda" else torch.float32
-
-
-def _way(unet: models.Unet, way: str) -> AbstractContextManager[Any]:
-    return patched_unet(unet.module, SESSION) if way == BLOCKS else nullcontext()
-
-
-def _links(group: Group, size: Size, runs: int) -> Iterator[Row]:
-    """Messages between neighbours, both ways at once, and gathered by all."""
-    for count in size.messages:
-        own = torch.zeros(count, dtype=torch.uint8, device=group.device)
-        others = {(group.rank + step) % group.size for step in (1, -1)} - {group.rank}
-
-        def swap(own: torch.Tensor = own, others: set[int] = others) -> None:
-            received = {other: torch.empty_like(own) for other in others}
-            group.start_swap(dict.fromkeys(others, own), received).wait()
-
-        def gather(own: torch.Tensor = own) -> None:
-            group.gather(own)
-
-        for test, call in (("swap", swap), ("gather", gather)):
-            timing = _timed(group, call, 10, size, runs)
-            yield _row(group, test, f"{count} bytes", "", timing, math.nan, None)
-
-
-def _guidance(
-    group: Group,
-    unet: models.Unet,
-    case: str,
-    way: str,
-    side: int,
-    pictures: int,
-    size: Size,
-    runs: int,
-) -> Row:
-    """A step for one picture, or for as many as there are ranks, whose batch is split."""
-    args, given = unet.arguments(side, side)
-    args, given = _repeated((args, given), BATCH, pictures)
-
-    def step() -> torch.Tensor:
-        return image_of(unet.module(*args, **given))
-
-    alone = _alone(group, step, size.steps, size, runs)
-    with guidance_split(unet.module, group):
-        timing = _timed(group, step, size.steps, size, runs)
-    test = "guidance split" if pictures == 1 else f"batch split, {pictures} pictures"
-    return _row(group, test, case, way, timing, *alone)
-
-
-def _rows(group: Group, unet: models.Unet, case: str, side: int, size: Size, runs: int) -> Row:
-    """A step whose images are split by rows, by the host's own modules."""
-    args, given = unet.arguments(side, side)
-
-    def step() -> torch.Tensor:
-        return image_of(unet.module(*args, **given))
-
-    alone = _alone(group, step, size.steps, size, runs)
-    with patch_parallel(unet.module, group) as parallel:
-        timing = _timed(group, step, size.steps, size, runs)
-    told = "" if parallel.split_calls else "not split: too few rows"
-    return _row(group, "patch parallel", case, EAGER, timing, *alone, told)
-
-
-def _decodes(group: Group, size: Size, runs: int) -> Iterator[Row]:
-    coder = models.coder("decoder", group.device, _dtype(group), size.small)
-    vae = SimpleNamespace(decoder=coder.module)
-    for side in size.decodes:
-        latent = coder.random_input(side, side)
-
-        def decode(latent: torch.Tensor = latent) -> torch.Tensor:
-            picture: torch.Tensor = coder.module(latent)
-            return picture
-
-        with patched_vae(vae, "whole", None, SESSION):
-            alone = _alone(group, decode, 1, size, runs)
-        with vae_bands(vae, group, SESSION) as programs:
-            timing = _timed(group, decode, 1, size, runs)
-        told = "" if programs["decoder"].shared_runs else "not split: too few rows"
-        yield _row(group, "VAE bands", f"decode {side}x{side}", "rocm_sd", timing, *alone, told)
-
-
-@dataclass(frozen=True)
-class _Found:
-    times_ms: list[float]
-    sent_bytes: float
-    exchanges: float
-    made: Any
-
-
-def _timed(group: Group, call: Callable[[], Any], steps: int, size: Size, runs: int) -> _Found:
-    """`steps` calls in a row, `runs` times; of each run the slowest rank's time, for one call."""
-    with torch.no_grad():
-        for _ in range(size.warmups):
-            result = call()
-        times = []
-        sent, exchanges = 0, 0
-        for _ in range(runs):
-            group.objects(None)
-            before = (group.traffic.sent_bytes, group.traffic.exchanges)
-            times.append(_run(group.device, call, steps))
-            sent += group.traffic.sent_bytes - before[0]
-            exchanges += group.traffic.exchanges - before[1]
-    slowest = [max(each) for each in zip(*group.objects(times), strict=True)]
-    return _Found(slowest, sent / runs / steps, exchanges / runs / steps, result)
-
-
-def _alone(
-    group: Group, call: Callable[[], Any], steps: int, size: Size, runs: int
-) -> tuple[float, torch.Tensor | None]:
-    """Rank 0's ms and result, while the others wait."""
-    times, result = [math.nan], None
-    if group.rank == 0:
-        with torch.no_grad():
-            for _ in range(size.warmups):
-                result = call()
-            times = [_run(group.device, call, steps) for _ in range(runs)]
-    return statistics.median(group.objects(times)[0]), result
-
-
-def _run(device: torch.device, call: Callable[[], Any], steps: int) -> float:
-    """ms for one call of `steps`."""
-    _synchronize(device)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        call()
-    _synchronize(device)
-    return (time.perf_counter() - begin) * 1e3 / steps
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _row(
-    group: Group,
-    test: str,
-    case: str,
-    way: str,
-    timing: _Found,
-    one_ms: float,
-    wanted: torch.Tensor | None,
-    told: str = "",
-) -> Row:
-    ordered = sorted(timing.times_ms)
-    equal, error = None, math.nan
-    if wanted is not None:
-        equal = torch.equal(timing.made, wanted)
-        error = float((timing.made.float() - wanted.float()).abs().max() / wanted.abs().max())
-    return Row(
-        test=test,
-        case=case,
-        way=way,
-        ranks=group.size,
-        runs=len(ordered),
-        one_ms=one_ms,
-        ms=statistics.median(ordered),
-        p10_ms=ordered[len(ordered) // 10],
-        p90_ms=ordered[-1 - len(ordered) // 10],
-        sent_mib=timing.sent_bytes / 2**20,
-        exchanges=timing.exchanges,
-        equal=equal,
-        error=error,
-        told=told,
-    )
-
-
-def _repeated(thing: Any, batch: int, times: int) -> Any:
-    """Tensors that have something for each image of a batch, for `times` as many."""
-    return mapped(thing, lambda t: torch.cat([t] * times) if t.ndim and len(t) == batch else t)
-
-
-RUNS = 7
-QUICK_RUNS = 3
-LIMIT_S = 600.0
-"""One rank may compile and test kernels while the others wait."""
-ERROR = 0.02
-"""What all ranks give may differ by so much of the largest value from what one gives, in half."""
-
-
 def run(args: argparse.Namespace, machine: dict[str, Any]) -> int:
-    """Measure on all ranks; rank 0 prints and writes. 1 where a result was wrong, 2 on bad use."""
+    """Measure on all ranks; rank 0 prints and writes. 1 where a result was wrong."""
     if not under_torchrun():
-        print(
-            "bench: start this by torchrun, a process for each GPU: "
-            "torchrun --nproc-per-node 2 -m lib_rocm_sd bench distributed --json FILE",
-            file=sys.stderr,
+        raise UsageError(
+            "start this by torchrun, a process for each GPU: "
+            "torchrun --nproc-per-node 2 -m lib_rocm_sd bench distributed --json FILE"
         )
-        return 2
     try:
         with joined(args.device, limit_s=LIMIT_S) as group:
             return _measure(group, args, machine)
     except (ValueError, RankError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
+        raise UsageError(str(error)) from error
 
 
 def _measure(group: Group, args: argparse.Namespace, machine: dict[str, Any]) -> int:
@@ -323,36 +137,182 @@ def _measure(group: Group, args: argparse.Namespace, machine: dict[str, Any]) ->
         "timing": "perf_counter between two waits for the device, the slowest rank",
     }
     rows: list[Row] = []
-    for row in measured(group, SMALL if small else FULL, runs):
+    for row in Ranks(group, SMALL if small else FULL, runs).rows():
         rows.append(row)
         if group.rank == 0:
-            say(line(row))
+            say(str(row))
             if args.json:
-                _write(args.json, facts, rows)
+                finite = [
+                    {key: None if value != value else value for key, value in asdict(each).items()}
+                    for each in rows
+                ]
+                write_json(args.json, {"machine": facts, "rows": finite})
     wrong = [row for row in rows if row.error > ERROR]
     if group.rank == 0:
-        print("\n".join([f"{len(group.members)} ranks: {group.members[0]} ..", *map(line, rows)]))
+        print("\n".join([f"{len(group.members)} ranks: {group.members[0]} ..", *map(str, rows)]))
         for row in wrong:
             print(f"bench: wrong: {row.test}, {row.case}, {row.way}", file=sys.stderr)
     return int(bool(wrong))
 
 
-def line(row: Row) -> str:
-    """A row as text."""
-    beside = ""
-    if not math.isnan(row.one_ms):
-        same = "same bits" if row.equal else f"differs by {row.error:.1e}"
-        beside = f", alone {row.one_ms:.3f} ms: {row.speedup:.2f} times; {same}"
-    rate = row.sent_mib * 2**20 / row.ms / 1e6
-    sent = f", {row.sent_mib:.2f} MiB sent in {row.exchanges:.0f} exchanges, {rate:.2f} GB/s"
-    name = ", ".join(part for part in (row.test, row.case, row.way, row.told) if part)
-    return f"{name}: {row.ms:.3f} ms{beside}{sent}"
+@dataclass(frozen=True)
+class _Timing:
+    times_ms: list[float]
+    sent_bytes: float
+    exchanges: float
+    result: Any
 
 
-def _write(path: str, machine: dict[str, Any], rows: Sequence[Row]) -> None:
-    numbers = [
-        {key: None if value != value else value for key, value in asdict(row).items()}
-        for row in rows
-    ]
-    document = {"machine": machine, "rows": numbers}
-    Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+@dataclass(frozen=True)
+class Ranks:
+    """The tests of a group, each timed `runs` times."""
+
+    group: Group
+    size: Size
+    runs: int
+
+    def rows(self) -> Iterator[Row]:
+        """All tests, one by one; each rank has to take all rows."""
+        gate.begin()
+        group, steps = self.group, self.size.steps
+        dtype = torch.float16 if group.device.type == "cuda" else torch.float32
+        yield from self._links()
+        for model, side in self.size.guidance:
+            unet = models.unet(model, group.device, dtype)
+            for way in (EAGER, BLOCKS):
+                patch = patched_unet(unet.module, SESSION) if way == BLOCKS else nullcontext()
+                with patch:
+                    for pictures in (1, group.size):
+                        batch = f"batch split, {pictures} pictures"
+                        test = "guidance split" if pictures == 1 else batch
+                        about = (test, f"{model} {side}x{side}", way)
+                        split = guidance_split(unet.module, group)
+                        yield self._compared(*about, _step(unet, side, pictures), split, steps)
+            del unet
+        for model, side in self.size.rows:
+            unet = models.unet(model, group.device, dtype)
+            split = patch_parallel(unet.module, group)
+            about = ("patch parallel", f"{model} {side}x{side}", EAGER)
+            has_split = operator.attrgetter("split_calls")
+            yield self._compared(*about, _step(unet, side), split, steps, has_split=has_split)
+            del unet
+        yield from self._decodes(models.coder("decoder", group.device, dtype, self.size.small))
+
+    def _links(self) -> Iterator[Row]:
+        """Messages between neighbours, both ways at once, and gathered by all."""
+        group = self.group
+        for count in self.size.messages:
+            own = torch.zeros(count, dtype=torch.uint8, device=group.device)
+            others = {(group.rank + step) % group.size for step in (1, -1)} - {group.rank}
+
+            def swap(own: torch.Tensor = own, others: set[int] = others) -> None:
+                received = {other: torch.empty_like(own) for other in others}
+                group.start_swap(dict.fromkeys(others, own), received).wait()
+
+            def gather(own: torch.Tensor = own) -> None:
+                group.gather(own)
+
+            for test, call in (("swap", swap), ("gather", gather)):
+                yield self._row(test, f"{count} bytes", "", self._timed(call, 10))
+
+    def _decodes(self, coder: models.Coder) -> Iterator[Row]:
+        vae = SimpleNamespace(decoder=coder.module)
+        for side in self.size.decodes:
+            decode = partial(coder.module, coder.random_input(side, side))
+            whole = patched_vae(vae, "whole", None, SESSION)
+            bands = vae_bands(vae, self.group, SESSION)
+            yield self._compared(
+                *("VAE bands", f"decode {side}x{side}", "rocm_sd", decode, bands, 1, whole),
+                has_split=lambda programs: programs["decoder"].shared_runs,
+            )
+
+    def _compared(
+        self,
+        test: str,
+        case: str,
+        way: str,
+        call: Callable[[], torch.Tensor],
+        split: AbstractContextManager[Any],
+        steps: int,
+        whole: AbstractContextManager[Any] | None = None,
+        has_split: Callable[[Any], Any] = lambda parts: True,
+    ) -> Row:
+        """`call` by one rank alone, within `whole`, and by all, within `split`."""
+        with whole or nullcontext():
+            one_ms, wanted = self._alone(call, steps)
+        with split as parts:
+            timing = self._timed(call, steps)
+        told = "" if has_split(parts) else NOT_SPLIT
+        return self._row(test, case, way, timing, one_ms, wanted, told)
+
+    def _timed(self, call: Callable[[], Any], steps: int) -> _Timing:
+        """`steps` calls in a row, `runs` times; of each run the slowest rank's time for a call."""
+        group, traffic = self.group, self.group.traffic
+        with torch.no_grad():
+            for _ in range(self.size.warmups):
+                result = call()
+            times = []
+            sent, exchanges = 0, 0
+            for _ in range(self.runs):
+                group.objects(None)
+                before = (traffic.sent_bytes, traffic.exchanges)
+                times.append(self._time_ms(call, steps))
+                sent += traffic.sent_bytes - before[0]
+                exchanges += traffic.exchanges - before[1]
+        slowest = [max(each) for each in zip(*group.objects(times), strict=True)]
+        return _Timing(slowest, sent / self.runs / steps, exchanges / self.runs / steps, result)
+
+    def _alone(self, call: Callable[[], Any], steps: int) -> tuple[float, torch.Tensor | None]:
+        """Rank 0's ms and result, while the others wait."""
+        times, result = [math.nan], None
+        if self.group.rank == 0:
+            with torch.no_grad():
+                for _ in range(self.size.warmups):
+                    result = call()
+                times = [self._time_ms(call, steps) for _ in range(self.runs)]
+        return statistics.median(self.group.objects(times)[0]), result
+
+    def _time_ms(self, call: Callable[[], Any], steps: int) -> float:
+        """One call of `steps`."""
+        self._synchronize()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            call()
+        self._synchronize()
+        return (time.perf_counter() - begin) * 1e3 / steps
+
+    def _synchronize(self) -> None:
+        if self.group.device.type == "cuda":
+            torch.cuda.synchronize(self.group.device)
+
+    def _row(
+        self,
+        test: str,
+        case: str,
+        way: str,
+        timing: _Timing,
+        one_ms: float = math.nan,
+        wanted: torch.Tensor | None = None,
+        told: str = "",
+    ) -> Row:
+        times = sorted(timing.times_ms)
+        equal, error = None, math.nan
+        if wanted is not None:
+            equal = torch.equal(timing.result, wanted)
+            gap = (timing.result.float() - wanted.float()).abs().max()
+            error = float(gap / wanted.abs().max())
+        tenth = len(times) // 10
+        spread = (statistics.median(times), times[tenth], times[-1 - tenth])
+        about = (test, case, way, self.group.size, len(times), one_ms, *spread)
+        return Row(*about, timing.sent_bytes / 2**20, timing.exchanges, equal, error, told)
+
+
+def _step(unet: models.Unet, side: int, pictures: int = 1) -> Callable[[], torch.Tensor]:
+    """A step for so many pictures, each with its negative prompt."""
+
+    def repeated(tensor: torch.Tensor) -> torch.Tensor:
+        batched = tensor.ndim and len(tensor) == BATCH
+        return torch.cat([tensor] * pictures) if batched else tensor
+
+    args, options = mapped(unet.arguments(side, side), repeated)
+    return lambda: image_of(unet.module(*args, **options))

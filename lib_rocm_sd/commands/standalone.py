@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.commands import little_model
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT
+from lib_rocm_sd.hosts.diffusers.pipeline import patched
 from lib_rocm_sd.lab import models
 from lib_rocm_sd.lab.speed_job import PROMPT, SEED, Attention, Cancelled, Denoiser, Picture, half
 from lib_rocm_sd.ops.linear.op import LINEAR
@@ -26,19 +28,16 @@ from lib_rocm_sd.unet.takeover import take_over
 class Standalone:
     """A HostSide for the command line and the demo's page. What is loaded stays loaded."""
 
+    session = DEFAULT
+
     def __init__(self, device: torch.device | None = None, directory: Path | None = None) -> None:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(kind) if device is None else device
         self._directory = directory
-        self._vae: Any = None
-        self._pipeline: Any = None
-        self._unet: Any = None
 
     @property
     def device(self) -> torch.device:
         return self._device
-
-    session = DEFAULT
 
     def busy(self) -> str:
         return ""
@@ -49,34 +48,44 @@ class Standalone:
     def attention_methods(self) -> dict[str, Attention]:
         return {}
 
+    def output_directory(self) -> Path | None:
+        return self._directory
+
     def vae(self) -> Any:
         """Stable Diffusion's decoder with random weights; of few channels on a CPU."""
-        if self._vae is None:
+        return self._coder.module
+
+    @cached_property
+    def _coder(self) -> models.Coder:
+        with _diffusers():
             small = self.device.type == "cpu"
-            try:
-                coder = models.coder("decoder", self.device, half(self.device), small)
-            except ImportError as error:
-                raise _missing(error) from error
-            self._vae = coder.module
-        return self._vae
+            return models.coder("decoder", self.device, half(self.device), small)
 
     def unet(self) -> Denoiser:
         """Stable Diffusion 1.5's with random weights; a small one on a CPU."""
-        if self._unet is None:
-            name = "small" if self.device.type == "cpu" else "SD 1.5"
-            try:
-                self._unet = models.unet(name, self.device, half(self.device))
-            except ImportError as error:
-                raise _missing(error) from error
-        known = self._unet
+        unet = self._unet
         return Denoiser(
-            known.module,
-            lambda size: known.arguments(size, size),
+            unet.module,
+            lambda size: unet.arguments(size, size),
             nullcontext,
-            lambda: _ours(known.module, self.device),
-            str(known.dtype).removeprefix("torch."),
+            lambda: _ours(unet.module, self.device),
+            str(unet.dtype).removeprefix("torch."),
             "random weights",
         )
+
+    @cached_property
+    def _unet(self) -> models.Unet:
+        with _diffusers():
+            name = "small" if self.device.type == "cpu" else "SD 1.5"
+            return models.unet(name, self.device, half(self.device))
+
+    @cached_property
+    def _pipeline(self) -> Any:
+        if not (little_model.MODEL / "model_index.json").is_file():
+            raise ValueError("the little model is missing")
+        with _diffusers():
+            pipeline = little_model.load(little_model.MODEL, half(self.device))
+            return pipeline.to(self.device)
 
     def image(
         self,
@@ -88,8 +97,7 @@ class Standalone:
         unet: bool = False,
     ) -> Picture:
         """By the little model of this repository."""
-        pipeline = self._loaded()
-        device = self.device
+        pipeline, device = self._pipeline, self.device
         if unet:
             _check_blocks(device)
         if device.type == "cuda":
@@ -107,7 +115,8 @@ class Standalone:
             return values
 
         begin = time.perf_counter()
-        with _patched(pipeline, unet) if enabled else nullcontext():
+        patch = patched(pipeline, unet=unet, wait=True) if enabled else nullcontext()
+        with patch:
             image = pipeline(
                 PROMPT,
                 num_inference_steps=steps,
@@ -119,27 +128,6 @@ class Standalone:
             ).images[0]
         seconds = time.perf_counter() - begin
         return Picture(image, seconds, _speed(marks), _peak_mib(device))
-
-    def output_directory(self) -> Path | None:
-        return self._directory
-
-    def _loaded(self) -> Any:
-        if self._pipeline is None:
-            if not (little_model.MODEL / "model_index.json").is_file():
-                raise ValueError("the little model is missing")
-            try:
-                self._pipeline = little_model.load(little_model.MODEL, half(self.device)).to(
-                    self.device
-                )
-            except ImportError as error:
-                raise _missing(error) from error
-        return self._pipeline
-
-
-def _patched(pipeline: Any, unet: bool) -> AbstractContextManager[Any]:
-    from lib_rocm_sd.hosts.diffusers.pipeline import patched
-
-    return patched(pipeline, unet=unet, wait=True)
 
 
 def _check_blocks(device: torch.device) -> None:
@@ -165,8 +153,14 @@ def _peak_mib(device: torch.device) -> float:
     return torch.cuda.max_memory_allocated(device) / 2**20
 
 
-def _missing(error: ImportError) -> ValueError:
-    return ValueError(f"this needs {error.name or 'diffusers'}, which is not installed")
+@contextmanager
+def _diffusers() -> Iterator[None]:
+    """Raises ValueError where a package is missing."""
+    try:
+        yield
+    except ImportError as error:
+        name = error.name or "diffusers"
+        raise ValueError(f"this needs {name}, which is not installed") from error
 
 
 def _speed(marks: list[float]) -> float:
