@@ -191,10 +191,10 @@ class Ranks:
             del unet
         for model, side in self.size.rows:
             unet = models.unet(model, group.device, dtype)
-            split = patch_parallel(unet.module, group)
+            parallel = patch_parallel(unet.module, group)
             about = ("patch parallel", f"{model} {side}x{side}", EAGER)
             has_split = operator.attrgetter("split_calls")
-            yield self._compared(*about, _step(unet, side), split, steps, has_split=has_split)
+            yield self._compared(*about, _step(unet, side), parallel, steps, has_split=has_split)
             del unet
         yield from self._decodes(models.coder("decoder", group.device, dtype, self.size.small))
 

@@ -456,8 +456,7 @@ def _cache_text(findings: dict[str, Any]) -> Iterator[str]:
 
 def _work_text(findings: dict[str, Any]) -> Iterator[str]:
     for row in findings["work"]:
-        yield f"{row['device']}: {row['status']}"
-        yield from _problems(row)
+        yield from _problems(row, row["status"])
     if not findings["work"]:
         yield "not tried without torch"
     yield from _tuned_text(findings)
@@ -465,26 +464,24 @@ def _work_text(findings: dict[str, Any]) -> Iterator[str]:
 
 def _vae_text(findings: dict[str, Any]) -> Iterator[str]:
     for row in findings["vae"]:
-        if row["usable"]:
-            yield f"{row['device']}: its convolutions run on our kernels"
-        else:
-            why = "; ".join(row["why"]) or "see the verdict"
-            yield f"{row['device']}: its convolutions run on torch's: {why}"
-        yield from _problems(row)
+        why = "; ".join(row["why"]) or "see the verdict"
+        kernels = "our kernels" if row["usable"] else f"torch's: {why}"
+        yield from _problems(row, f"its convolutions run on {kernels}")
     if not findings["vae"]:
         yield "not tried without torch"
 
 
-def _problems(row: dict[str, Any]) -> Iterator[str]:
-    """What runs each problem, why nothing else does, and the self-tests."""
-    told: dict[str, None] = {}
+def _problems(row: dict[str, Any], status: str) -> Iterator[str]:
+    """A device: its status, what runs each problem, why nothing else does, and the self-tests."""
+    yield f"{row['device']}: {status}"
+    refusals: dict[str, None] = {}
     for problem in row["problems"]:
         why = f" ({problem['why']})" if problem["variant"] else ""
         runs = problem["variant"] or "nothing can run this"
         yield f"  {problem['name']}, {problem['problem']}: {runs}{why}"
         for variant, reasons in problem.get("reasons", {}).items():
-            told[f"  not {variant}: {'; '.join(reasons)}"] = None
-    yield from told
+            refusals[f"  not {variant}: {'; '.join(reasons)}"] = None
+    yield from refusals
     yield "  self-tests, error against float64 / tolerance:"
     for problem in row["problems"]:
         tests = (f"{name} {_test(test)}" for name, test in problem["self_tests"].items())

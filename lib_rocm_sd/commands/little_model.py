@@ -14,10 +14,10 @@ GUIDANCE = 3.0
 
 def index_of(model: Path) -> dict[str, Any]:
     """What a folder says of its pipeline. OSError or ValueError where there is none."""
-    found = json.loads((model / "model_index.json").read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+    index = json.loads((model / "model_index.json").read_text(encoding="utf-8"))
+    if not isinstance(index, dict):
         raise ValueError("model_index.json holds no object")  # noqa: TRY004 - a file's fault
-    return found
+    return index
 
 
 def kind_problem(model: Path) -> str:
@@ -32,8 +32,8 @@ def kind_problem(model: Path) -> str:
     kind = getattr(diffusers, name, None)
     if not any(index.get("unet") or ()):
         return f"{name} in {model} has no UNet"
-    asked = inspect.signature(kind.__call__).parameters if kind is not None else {}
-    if not {"prompt", "latents"} <= set(asked) or "image" in asked:
+    options = inspect.signature(kind.__call__).parameters if kind is not None else {}
+    if not {"prompt", "latents"} <= set(options) or "image" in options:
         return f"{name} in {model} is not known to make a picture of a prompt alone"
     return ""
 

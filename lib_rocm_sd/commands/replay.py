@@ -111,6 +111,6 @@ def _judged(op: Op[Any, Any], inputs: Any, reference: Any, output: Any) -> dict[
         verdict = f"WRONG: {selftest.describe(output)}"
         return {"error": math.inf, "tolerance": tolerance, "verdict": verdict}
     dtype = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
-    found = selftest.compare(output, dtype, reference, tolerance, problem)
-    verdict = f"WRONG: {found.reason}" if found.reason else "right"
-    return {"error": float(f"{found.error:.3g}"), "tolerance": tolerance, "verdict": verdict}
+    check = selftest.compare(output, dtype, reference, tolerance, problem)
+    verdict = f"WRONG: {check.reason}" if check.reason else "right"
+    return {"error": float(f"{check.error:.3g}"), "tolerance": tolerance, "verdict": verdict}

@@ -93,8 +93,7 @@ def gathered(directory: Path) -> tuple[list[Document], dict[str, str]]:
             continue
         about = document.machine
         key = tuple(about.get(name) for name in ("card", "gfx", "os", "torch", "power_limit_w"))
-        known = documents.get(key)
-        if known is None or known.date < document.date:
+        if key not in documents or documents[key].date < document.date:
             documents[key] = document
     ordered = sorted(documents.values(), key=lambda document: machine_line(document.machine))
     return ordered, refused
@@ -121,25 +120,25 @@ def rendered(documents: Sequence[Document], reference: str = "") -> str:
     """
     if not documents:
         return NOTHING
-    chosen = _reference(documents, reference)
-    name = escaped(machine_line(chosen.machine))
+    best = _reference(documents, reference)
+    name = escaped(machine_line(best.machine))
     blocks = [
         "Each cell: the time; how many times as long the usual way takes on the same card; but for "
         f"whole images, the speed in % of {name}'s. The usual way is torch's SDP for attention, "
         "the VAE's own module, and for images the WebUI without the extension."
     ]
     for test, title in TITLES.items():
-        lines = _table(documents, test, chosen)
+        lines = _table(documents, test, best)
         if lines:
             blocks.append("\n".join([f"**{title}**", "", *lines]))
     return "\n\n".join(blocks)
 
 
 def _reference(documents: Sequence[Document], name: str) -> Document:
-    found = [d for d in documents if name.lower() in machine_line(d.machine).lower()]
-    if not found:
+    named = [d for d in documents if name.lower() in machine_line(d.machine).lower()]
+    if not named:
         raise ValueError(f"--reference: no card's name contains {name!r}")
-    return max(found, key=lambda document: sum(len(_cases([document], t)) for t in COLUMNS))
+    return max(named, key=lambda document: sum(len(_cases([document], t)) for t in COLUMNS))
 
 
 def _cases(documents: Sequence[Document], test: str) -> list[str]:

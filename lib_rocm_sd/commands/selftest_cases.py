@@ -55,8 +55,8 @@ class CardCase:
 
 def cases(arch: Arch) -> list[CardCase]:
     """All for one GPU, what does not run on it left out; each once."""
-    found: dict[object, CardCase] = {}
-    for op, problem, every in _asked():
+    cases: dict[object, CardCase] = {}
+    for op, problem, every in _problems():
         for variant in op.variants:
             if not variant.ours or variant.refusals(arch, problem):
                 continue
@@ -64,11 +64,11 @@ def cases(arch: Arch) -> list[CardCase]:
             for config in configs if every else configs[:1]:
                 specs = tuple(variant.specs(arch, problem, config))
                 key = (op.name, variant.name, config, problem)
-                found[key] = CardCase(op, variant, config, problem, specs)
-    return list(found.values())
+                cases[key] = CardCase(op, variant, config, problem, specs)
+    return list(cases.values())
 
 
-def _asked() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
+def _problems() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     """Op, problem, and whether by every config or the default only."""
     for problem, every in _attention():
         yield ATTENTION, problem, every

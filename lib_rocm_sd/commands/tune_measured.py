@@ -50,10 +50,12 @@ class Slot:
 
     def problems(self) -> list[AttentionProblem]:
         """What is measured for it, as Performance would."""
-        found = [case.problem for case in CASES if case.problem.head_dim == self.head_dim]
-        found = [each for each in found if each.seq_q <= LONGEST]
-        made = (ATTENTION.measured_as(replace(each, dtype=self.dtype)) for each in found)
-        return list(dict.fromkeys(made))
+        problems = (
+            ATTENTION.measured_as(replace(case.problem, dtype=self.dtype))
+            for case in CASES
+            if case.problem.head_dim == self.head_dim and case.problem.seq_q <= LONGEST
+        )
+        return list(dict.fromkeys(problems))
 
 
 SLOTS = tuple(Slot(dtype, each) for dtype in kernel.DTYPES for each in kernel.SHIPPED_HEAD_DIMS)
