@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.lab import listing
@@ -121,4 +122,13 @@ def usual_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -
     ]
     whole = all(each.passes == 1 for each in chunks)
     one_wave = pairs.usual_pass(function, arch, 2 * row_bytes * head_dim, () if whole else chunks)
-    return one_wave.times(waves)
+    return replace(
+        one_wave,
+        counts={kind: waves * count for kind, count in one_wave.counts.items()},
+        vector_slots=waves * one_wave.vector_slots,
+        dual_pairs=waves * one_wave.dual_pairs,
+        lds_bytes=waves * one_wave.lds_bytes,
+        global_bytes=waves * one_wave.global_bytes,
+        scratch_bytes=waves * one_wave.scratch_bytes,
+        matrix_names={name: waves * count for name, count in one_wave.matrix_names.items()},
+    )

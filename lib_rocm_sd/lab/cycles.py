@@ -184,18 +184,6 @@ class Mix:
         """Instructions of one kind."""
         return self.counts.get(kind, 0)
 
-    def times(self, count: int) -> Mix:
-        """The same so many times."""
-        return Mix(
-            {kind: count * each for kind, each in self.counts.items()},
-            count * self.vector_slots,
-            count * self.dual_pairs,
-            count * self.lds_bytes,
-            count * self.global_bytes,
-            count * self.scratch_bytes,
-            {name: count * each for name, each in self.matrix_names.items()},
-        )
-
     def beside(self, matrix: str) -> Mix:
         """Where `matrix`, the arch's unit, is not dot products, these are vector instructions."""
         dots = {name: n for name, n in self.matrix_names.items() if "dot" in name}

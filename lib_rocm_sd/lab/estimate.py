@@ -464,13 +464,13 @@ def _linear(p: LinearProblem, target: Target) -> list[Estimate]:
     title = f"{config.block_out} columns, {config.block_rows} rows" + (
         f", {cut.parts} parts" if cut.parts > 1 else ""
     )
-    made = p.rows * p.all_columns * (1 + p.residual)
+    out = p.rows * p.all_columns * (1 + p.residual)
     read = p.rows * p.k + p.k * p.weight_rows
     sums = linear_kernel.partial_bytes(*shape, config)
-    moved = 2 * read + (sums or 2 * made)
+    moved = 2 * read + (sums or 2 * out)
     launches = [convolved(target, titled(p), spec, title, tiles, p.flops, moved)]
     if sums:
-        launches.append(moving("sum of its parts", sums + 2 * made, target))
+        launches.append(moving("sum of its parts", sums + 2 * out, target))
     if _is_first(LibraryLinear, LINEAR, target, p):
-        launches.append(moving("its gate", 2 * 3 * made, target))
+        launches.append(moving("its gate", 2 * 3 * out, target))
     return launches

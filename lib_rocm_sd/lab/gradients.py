@@ -32,6 +32,7 @@ from lib_rocm_sd.lab.tables import (
     Setting,
     Table,
     given_inputs,
+    in_dtype,
     odd,
     of_dtype,
 )
@@ -76,7 +77,7 @@ def _norm_gradients(small: bool, dtype: str) -> Problems:
     problems: Problems = []
     for op in ops:
         for label, problem in op.usual:
-            problems.append((label, replace(problem, dtype=dtype, affine=dtype)))
+            problems.append((label, in_dtype(problem, dtype)))
             if op is GROUP_NORM_BACKWARD:
                 problems.append((f"{label}, frozen", replace(problems[-1][1], wanted=False)))
     return problems

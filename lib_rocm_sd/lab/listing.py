@@ -57,23 +57,23 @@ _NOT_CODE = re.compile(r"\s*$|\s*\.\.\.\s*$|.*file format |Disassembly of sectio
 
 def from_disassembly(text: str) -> list[Function]:
     """The functions of a disassembled code object. Raises ListingError."""
-    found: list[tuple[str, list[tuple[int, str]]]] = []
+    functions: list[tuple[str, list[tuple[int, str]]]] = []
     for line in text.splitlines():
         instruction = _DISASSEMBLED.match(line)
-        if instruction and found:
-            found[-1][1].append((int(instruction[2], 16), instruction[1]))
+        if instruction and functions:
+            functions[-1][1].append((int(instruction[2], 16), instruction[1]))
         elif label := _LABEL.match(line):
-            found.append((label[1], []))
+            functions.append((label[1], []))
         elif not _NOT_CODE.match(line):
             raise ListingError(f"a line that is no instruction: {line.strip()!r}")
-    if not any(rows for _, rows in found):
+    if not any(rows for _, rows in functions):
         raise ListingError("no instructions")
-    return [_resolved(name, rows) for name, rows in found if rows]
+    return [_resolved(name, rows) for name, rows in functions if rows]
 
 
 def _resolved(name: str, rows: list[tuple[int, str]]) -> Function:
     index = {address: number for number, (address, _) in enumerate(rows)}
-    made = []
+    code = []
     for address, text in rows:
         mnemonics = _mnemonics(text)
         target = None
@@ -81,13 +81,13 @@ def _resolved(name: str, rows: list[tuple[int, str]]) -> Function:
             target = index.get(address + 4 + 4 * _distance(text))
             if target is None:
                 raise ListingError(f"{name}: {text!r} leads out of the function")
-        made.append(Instruction(mnemonics, target))
+        code.append(Instruction(mnemonics, target))
     last = max(
-        (at for at, row in enumerate(made) if row.mnemonic.startswith("s_endpgm")), default=0
+        (at for at, row in enumerate(code) if row.mnemonic.startswith("s_endpgm")), default=0
     )
-    if any(instruction.mnemonic.startswith((".", "<")) for instruction in made[:last]):
+    if any(instruction.mnemonic.startswith((".", "<")) for instruction in code[:last]):
         raise ListingError(f"{name}: some words were not decoded")
-    return Function(name, tuple(made))
+    return Function(name, tuple(code))
 
 
 def _distance(text: str) -> int:
@@ -107,10 +107,10 @@ def _mnemonics(text: str) -> tuple[str, ...]:
 def from_assembly(text: str) -> list[Function]:
     """The functions in a compiler's assembly. Raises ListingError."""
     names = set(re.findall(r"^\s*\.type\s+([\w.$]+),@function", text, re.MULTILINE))
-    found = list(_assembled(text, names))
-    if not found:
+    functions = list(_assembled(text, names))
+    if not functions:
         raise ListingError("no functions in the assembly")
-    return found
+    return functions
 
 
 def _assembled(text: str, names: set[str]) -> Iterator[Function]:
@@ -173,12 +173,12 @@ _Way = tuple[str, Path, Callable[[], list[Function]]]
 _refused: dict[tuple[str, str], str] = {}
 
 
-def listing(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Listing:
-    """`made` as text, by the first way that can. What failed for a chip once is not tried again in
+def listing(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> Listing:
+    """`kernel` as text, by the first way that can. What failed for a chip once is not tried again in
     this process. Raises NoListingError.
     """
     reasons: list[str] = []
-    for name, path, read in _ways(spec, arch, made):
+    for name, path, read in _ways(spec, arch, kernel):
         key = (f"{name} {path}", arch.gfx)
         if key not in _refused:
             try:
@@ -189,29 +189,29 @@ def listing(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Listing:
     raise NoListingError(reasons or ["no llvm-objdump, no libamd_comgr and no clang was found"])
 
 
-def _ways(spec: KernelSpec, arch: Arch, made: build.CodeObject) -> Iterator[_Way]:
+def _ways(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> Iterator[_Way]:
     every = list(compilers.in_order(arch))
     clangs = [compiler for compiler in every if isinstance(compiler, Clang)]
     for path in _objdumps(clangs):
-        yield "llvm-objdump", path, partial(_by_objdump, path, made.code)
+        yield "llvm-objdump", path, partial(_by_objdump, path, kernel.code)
     for compiler in every:
         if isinstance(compiler, LibraryCompiler) and compiler.name == "comgr":
-            yield "comgr", compiler.path, partial(_by_comgr, compiler, arch, made.code)
-    own = (each for each in clangs if each.name == made.compiler and not each.refusals(arch))
+            yield "comgr", compiler.path, partial(_by_comgr, compiler, arch, kernel.code)
+    own = (each for each in clangs if each.name == kernel.compiler and not each.refusals(arch))
     for clang in islice(own, 1):  # another version's assembly is other code
         yield f"assembly of {clang.name}", clang.path, partial(_by_compiler, clang, spec, arch)
 
 
 def _objdumps(clangs: list[Clang]) -> list[Path]:
     """Each llvm-objdump: those beside a clang first, then in PATH, the newest first."""
-    found = [
+    paths = [
         folder / f"llvm-objdump{_EXE}"
         for clang in clangs
         for folder in (clang.path.parent, clang.path.resolve().parent)
     ]
     names = [f"llvm-objdump-{version}" for version in range(_NEWEST, OLDEST - 1, -1)]
-    found += [Path(path) for path in map(shutil.which, [*names, "llvm-objdump"]) if path]
-    return list({path.resolve(): path for path in reversed(found) if path.is_file()}.values())[::-1]
+    paths += [Path(path) for path in map(shutil.which, [*names, "llvm-objdump"]) if path]
+    return list({path.resolve(): path for path in reversed(paths) if path.is_file()}.values())[::-1]
 
 
 def _by_objdump(path: Path, code: bytes) -> list[Function]:

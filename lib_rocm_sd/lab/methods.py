@@ -103,11 +103,11 @@ class SubQuadraticLike(_HostMethod):
         rows = min(QUERY_CHUNK, q.shape[1])
         chunk_bytes = q.shape[0] * rows * k.shape[1] * q.element_size()
         keys = k.shape[1] if chunk_bytes <= SHARE * free else math.isqrt(k.shape[1])
-        made = [
+        parts = [
             _chunk(q[:, first : first + rows], k, v, scale, max(keys, 1))
             for first in range(0, q.shape[1], rows)
         ]
-        return made[0] if len(made) == 1 else torch.cat(made, 1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def _chunk(
@@ -122,14 +122,14 @@ def _chunk(
         scores = _scores(q, k[:, part], scale)
         highest = scores.amax(-1, keepdim=True)
         weights = (scores - highest).exp_()
-        made, weight = torch.bmm(weights, v[:, part]).float(), weights.float().sum(-1, True)
+        values, weight = torch.bmm(weights, v[:, part]).float(), weights.float().sum(-1, True)
         highest = highest.float()
         if out is None or total is None or top is None:
-            out, total, top = made, weight, highest
+            out, total, top = values, weight, highest
             continue
         both = torch.maximum(top, highest)
         before, now = (top - both).exp(), (highest - both).exp()
-        out, total, top = out * before + made * now, total * before + weight * now, both
+        out, total, top = out * before + values * now, total * before + weight * now, both
     if out is None or total is None:
         raise ValueError("attention over no keys")
     return (out / total).to(q.dtype)
@@ -239,6 +239,6 @@ def expected(inputs: AttentionInputs, problem: AttentionProblem) -> Exact:
 
 def _drawn_places(seq_q: int) -> torch.Tensor:
     """CHECKED_QUERIES numbers below seq_q at random places, always the same, with both ends."""
-    drawn = torch.randperm(seq_q, generator=torch.Generator("cpu").manual_seed(SEED))
+    order = torch.randperm(seq_q, generator=torch.Generator("cpu").manual_seed(SEED))
     ends = torch.tensor([0, seq_q - 1])
-    return torch.cat([ends, drawn[: max(CHECKED_QUERIES, 2)]]).unique()
+    return torch.cat([ends, order[: max(CHECKED_QUERIES, 2)]]).unique()

@@ -94,25 +94,25 @@ def unet(model: str, device: torch.device, dtype: torch.dtype, seed: int = 1) ->
 
     config = CONFIGS[model]
     with torch.device("meta"):
-        made = UNet2DConditionModel(**config)
-    module = made.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+        module = UNet2DConditionModel(**config)
+    module = module.to(dtype).to_empty(device=device).eval().requires_grad_(False)
     generator = torch.Generator(device).manual_seed(seed)
     for child in module.modules():
         _fill(child, generator)
 
     def arguments(width: int, height: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        drawn = torch.Generator(device).manual_seed(seed)
+        seeded = torch.Generator(device).manual_seed(seed)
 
         def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=drawn, device=device, dtype=dtype)
+            return torch.randn(shape, generator=seeded, device=device, dtype=dtype)
 
         latents = draw(BATCH, 4, height // FACTOR, width // FACTOR)
         step = torch.tensor(501, device=device)
-        given: dict[str, Any] = {"return_dict": False}
+        options: dict[str, Any] = {"return_dict": False}
         if "addition_embed_type" in config:
             times = torch.tensor([[height, width, 0, 0, height, width]] * BATCH, device=device)
-            given["added_cond_kwargs"] = {"text_embeds": draw(BATCH, 1280), "time_ids": times}
-        return (latents, step, draw(BATCH, TOKENS, config["cross_attention_dim"])), given
+            options["added_cond_kwargs"] = {"text_embeds": draw(BATCH, 1280), "time_ids": times}
+        return (latents, step, draw(BATCH, TOKENS, config["cross_attention_dim"])), options
 
     return Unet(module, device, dtype, arguments)
 

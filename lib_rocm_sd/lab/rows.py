@@ -111,14 +111,14 @@ class Columns:
 
     def row(self, values: Mapping[str, Any]) -> Row:
         """The row of JSON; unknown names are ignored. Raises KeyError, AttributeError."""
-        known = {
+        fields = {
             self.fields[name]: value
             for name, value in values.items()
             if name in self.fields and value is not None
         }
         for field in self.needed:
-            known[field]  # noqa: B018 - raises
-        return Row(**known)
+            fields[field]  # noqa: B018 - raises
+        return Row(**fields)
 
 
 class Result:

@@ -248,11 +248,11 @@ def nvml_source(address: str, load: Callable[[], Any] = loaded) -> Nvml | str:
     started = library.nvmlInit_v2()
     if started:
         return f"NVML does not start: error {started}"
-    found = _handle(library, address)
-    if isinstance(found, str):
+    handle = _handle(library, address)
+    if isinstance(handle, str):
         library.nvmlShutdown()
-        return found
-    return Nvml(library, found)
+        return handle
+    return Nvml(library, handle)
 
 
 def _handle(library: Any, address: str) -> Any:
@@ -333,10 +333,9 @@ def _address(device: torch.device, digits: int = 4) -> str:
     properties: Any = torch.cuda.get_device_properties(device)
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     numbers = [getattr(properties, name, None) for name in names]
-    known = [number for number in numbers if isinstance(number, int)]
-    if len(known) < 3:
+    if not all(isinstance(number, int) for number in numbers):
         return ""
-    domain, bus, place = known
+    domain, bus, place = numbers
     return f"{domain:0{digits}x}:{bus:02x}:{place:02x}.0"
 
 
@@ -404,8 +403,8 @@ def _system() -> str:
 
 def _version(text: str) -> str | None:
     """The leading numbers: what follows may be anything, also a name."""
-    found = VERSION.match(text)
-    return found.group() if found else None
+    numbers = VERSION.match(text)
+    return numbers.group() if numbers else None
 
 
 def _first_version(path: Path) -> str | None:
@@ -417,15 +416,15 @@ def power_and_clocks(index: int, cards: Path = CARDS, pci: str = "") -> dict[str
 
     Which card it is tells `pci`, else the number `index`.
     """
-    found = _of_driver(index, cards, pci)
+    facts = _of_driver(index, cards, pci)
     end = time.monotonic() + LIMIT_S
     for tool in TOOLS:
-        if all(found.get(key) is not None for key in ("power_w", "clock_mhz")):
+        if all(facts.get(key) is not None for key in ("power_w", "clock_mhz")):
             break
         for key, value in _of_tool(tool, index, end - time.monotonic()).items():
-            if found.get(key) is None:
-                found[key] = value
-    return found
+            if facts.get(key) is None:
+                facts[key] = value
+    return facts
 
 
 def _of_driver(index: int, cards: Path, pci: str) -> dict[str, Any]:
@@ -473,13 +472,13 @@ def _of_json(content: object, index: int) -> dict[str, Any]:
         card = cards.get(f"card{index}")
     else:
         card = cards[index] if isinstance(cards, list) and index < len(cards) else None
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for path, text in _leaves(card, ""):
         number = re.search(r"\d+(\.\d+)?", text)
         key = next((key for key, words in WORDS if words.search(path)), None)
-        if key and number and key not in found:
-            found[key] = float(number.group())
-    return found
+        if key and number and key not in facts:
+            facts[key] = float(number.group())
+    return facts
 
 
 def _leaves(content: object, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:

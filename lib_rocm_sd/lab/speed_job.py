@@ -165,8 +165,8 @@ CPU_EFFORTS = {
 
 def sizes(request: Request, device: torch.device) -> tuple[int, ...]:
     """Sides of pictures in pixels."""
-    known = CPU_SIZES if device.type == "cpu" else GPU_SIZES
-    return request.sizes or known[request.preset]
+    usual = CPU_SIZES if device.type == "cpu" else GPU_SIZES
+    return request.sizes or usual[request.preset]
 
 
 def half(device: torch.device) -> torch.dtype:

@@ -57,8 +57,8 @@ def parse(mapping: object) -> Request:
     return Request(what, preset, sizes)
 
 
-def _what(given: object) -> tuple[str, ...]:
-    parts = _asked_list(given, "what")
+def _what(value: object) -> tuple[str, ...]:
+    parts = _asked_list(value, "what")
     for part in parts:
         if not isinstance(part, str) or part not in WHAT:
             raise ValueError(f"what has {shown(part)}: it is made of {', '.join(WHAT)}")
@@ -67,8 +67,8 @@ def _what(given: object) -> tuple[str, ...]:
     return tuple(part for part in WHAT if part in parts)
 
 
-def _sizes(given: object) -> tuple[int, ...]:
-    sizes = _asked_list(given, "sizes")
+def _sizes(value: object) -> tuple[int, ...]:
+    sizes = _asked_list(value, "sizes")
     if len(sizes) > MOST_SIZES:
         raise ValueError(f"{len(sizes)} sizes are too many: at most {MOST_SIZES}")
     for size in sizes:
@@ -83,10 +83,10 @@ def _sizes(given: object) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def _asked_list(given: object, name: str) -> list[Any]:
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise ValueError(f"{name} is {shown(given)}: it has to be a list")  # noqa: TRY004
-    return list(given)
+def _asked_list(value: object, name: str) -> list[Any]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise ValueError(f"{name} is {shown(value)}: it has to be a list")  # noqa: TRY004
+    return list(value)
 
 
 def shown(value: object) -> str:

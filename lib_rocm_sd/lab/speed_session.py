@@ -112,8 +112,8 @@ class SpeedSession:
 
     def shots(self, ident: str) -> tuple[Pair, ...]:
         """The pictures of the test that ran last; none for another id."""
-        known, shots = self._shots
-        return shots if known == ident else ()
+        newest, shots = self._shots
+        return shots if newest == ident else ()
 
     def _run(
         self, request: Request, side: HostSide, document: Document, cancelled: Callable[[], bool]

@@ -68,7 +68,7 @@ def printable(text: str) -> str:
 def escaped(value: object) -> str:
     """`value` as plain text inside a line or a table of Markdown, whatever it is made of."""
     text = " ".join(printable(str(value)).split())
-    text = RISKY.sub(lambda found: f"&#{ord(found.group())};", text)
+    text = RISKY.sub(lambda match: f"&#{ord(match.group())};", text)
     return WWW.sub(r"\1&#46;", text)
 
 
@@ -150,12 +150,12 @@ MOST_RUNS = 30
 
 def drawn_bars(document: Document, layout: Layout = WIDE) -> dict[str, str]:
     """An SVG per test that has a figure: a group of bars per case, a bar per method."""
-    found = {}
+    plots = {}
     for test, title in TITLES.items():
         rows = [row for row in document.rows if row.test == test and row.unit != "it/s"]
         if any(row.median > 0 for row in rows):
-            found[test] = svg.chart(title, rows, OURS[test], layout)
-    return found
+            plots[test] = svg.chart(title, rows, OURS[test], layout)
+    return plots
 
 
 def drawn_history(documents: Sequence[Document], layout: Layout = WIDE) -> str:

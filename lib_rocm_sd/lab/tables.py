@@ -126,7 +126,13 @@ def of_dtype(module: Any, small: bool, dtype: str) -> Problems:
     """The problems of an op, whose problem.py this is."""
     if small:
         return odd(module.ODD)
-    return [(label, replace(problem, dtype=dtype)) for label, problem in module.USUAL]
+    return [(label, in_dtype(problem, dtype)) for label, problem in module.USUAL]
+
+
+def in_dtype(problem: Any, dtype: str) -> Any:
+    """The problem in another dtype, with its gamma and beta, if it has any."""
+    has_affine = getattr(problem, "affine", "none") != "none"
+    return replace(problem, dtype=dtype, **({"affine": dtype} if has_affine else {}))
 
 
 class Bench:
@@ -252,13 +258,10 @@ NORM_TEXT = TextTable(
 
 def _group_norms(small: bool, dtype: str) -> Problems:
     """The usual problems, each in both memory formats, or the small odd ones."""
+    problems = of_dtype(group_norm_problem, small, dtype)
     if small:
-        return odd(group_norm_problem.ODD)
-    return [
-        (label, replace(problem, dtype=dtype, affine=dtype, channels_last=channels_last))
-        for label, problem in group_norm_problem.USUAL
-        for channels_last in (True, False)
-    ]
+        return problems
+    return [(label, replace(p, channels_last=c)) for label, p in problems for c in (True, False)]
 
 
 @torch.no_grad()
@@ -293,15 +296,6 @@ def _add_steps(bench: Bench, row: Row, launch: Launch, config: Any, size: int) -
     steps = ((statistics, size), (finalize, parts.numel() * 4), (apply, 2 * size))
     for step, moved_bytes in steps:
         bench.rows.append(bench.timed(replace(row, way=f"  {step.__name__}"), step, moved_bytes))
-
-
-def _layer_norms(small: bool, dtype: str) -> Problems:
-    if small:
-        return odd(layer_norm_problem.ODD)
-    return [
-        (label, replace(p, dtype=dtype, affine=p.affine if p.affine == "none" else dtype))
-        for label, p in layer_norm_problem.USUAL
-    ]
 
 
 @torch.no_grad()
@@ -354,7 +348,7 @@ TABLES: dict[str, Table] = {
         NORM_TEXT.under,
     ),
     "layer_norm": Table(
-        _layer_norms,
+        partial(of_dtype, layer_norm_problem),
         lambda problem: BYTES_BESIDE + problem.tensor_bytes,
         _measured_layer_norm,
         NORM_COLUMNS,

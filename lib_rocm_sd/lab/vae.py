@@ -157,35 +157,24 @@ def _stoppable() -> Iterator[None]:
 
 def _rows(args: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     """The rows, as they are measured; the compiled way's last."""
-    found = chosen(args.ways, args.level)
-    here = [way for way in found if args.in_process or not way.slow]
+    every = chosen(args.ways, args.level)
+    here = [way for way in every if args.in_process or not way.slow]
     roles = (args.roles or ROLES) if here else ()
     progress = Countdown(
         [size**2 for role in roles for way in here for size in sizes(args, way, role)]
     )
     for role in roles:
-        yield from _of_role(args, role, device, here, progress)
+        say(f"{role}\n{TEXT.head}")
+        coder = models.coder(role, device, getattr(torch, args.dtype), args.small)
+        references = {}
+        for size in sorted({size for way in here for size in sizes(args, way, role)}):
+            if size <= vae_ways.REFERENCE_MOST:
+                say(f"{role}, {size}x{size}: once in float32, to compare with")
+            references[size] = exact(coder, size)
+        for way in here:
+            yield from _of_way(args, coder, way, references, progress)
     if not args.in_process:
-        yield from _compiled(args, device, [way for way in found if way.slow])
-
-
-def _of_role(
-    args: argparse.Namespace,
-    role: str,
-    device: torch.device,
-    ways: Sequence[Way],
-    progress: Countdown,
-) -> Iterator[Row]:
-    say(f"{role}\n{TEXT.head}")
-    coder = models.coder(role, device, getattr(torch, args.dtype), args.small)
-    wanted = sorted({size for way in ways for size in sizes(args, way, role)})
-    references = {}
-    for size in wanted:
-        if size <= vae_ways.REFERENCE_MOST:
-            say(f"{role}, {size}x{size}: once in float32, to compare with")
-        references[size] = exact(coder, size)
-    for way in ways:
-        yield from _of_way(args, coder, way, references, progress)
+        yield from _compiled(args, device, [way for way in every if way.slow])
 
 
 def _of_way(
@@ -264,8 +253,8 @@ def why_not_compiled(device: torch.device) -> list[str]:
         return ["this torch has no inductor"]
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return ["triton is not installed"]
-    found = os.environ.get("CXX") or any(shutil.which(name) for name in COMPILERS)
-    return [] if device.type != "cpu" or found else ["there is no C++ compiler"]
+    compiler = os.environ.get("CXX") or any(shutil.which(name) for name in COMPILERS)
+    return [] if device.type != "cpu" or compiler else ["there is no C++ compiler"]
 
 
 def compiled_rows(
@@ -390,7 +379,7 @@ def render(heading: str, rows: Sequence[Row]) -> str:
 
 def complaints(rows: Sequence[Row], dtype: str) -> list[str]:
     """What is wrong with rows of ours: values, or bands that differ from the whole frame."""
-    found = []
+    wrong = []
     for row in rows:
         if not row.way.startswith(OURS):
             continue
@@ -399,10 +388,10 @@ def complaints(rows: Sequence[Row], dtype: str) -> list[str]:
         eager = next((other.error for other in beside if other.way == EAGER), math.nan)
         most = max(FLOOR[dtype], 0.0 if math.isnan(eager) else 2 * eager)
         if row.reason.startswith("wrong"):
-            found.append(f"{where}: {row.reason}")
+            wrong.append(f"{where}: {row.reason}")
         if row.error > most:
-            found.append(f"{where}: error {row.error:.1e}, at most {most:.1e} is right")
+            wrong.append(f"{where}: error {row.error:.1e}, at most {most:.1e} is right")
         if row.steps > STEPS_MOST or row.steps_share > SHARE_MOST:
             far = f"{row.steps:.0f}/255 on {row.steps_share:.4%} of the values"
-            found.append(f"{where}: bands differ from the whole frame by {far}")
-    return found
+            wrong.append(f"{where}: bands differ from the whole frame by {far}")
+    return wrong

@@ -219,17 +219,17 @@ def overlap_blend(call: Call, image: torch.Tensor, scale: Scale, tile: int) -> t
     step, overlap = tile - tile // 4, tile // 4
     total = weight = None
     for top, left in _corners(image, step, overlap):
-        made = call(image[:, :, top : top + tile, left : left + tile]).float()
+        part = call(image[:, :, top : top + tile, left : left + tile]).float()
         rows, columns = (_scaled(place, scale) for place in (top, left))
         if total is None or weight is None:
             height, width = (_scaled(size, scale) for size in image.shape[2:])
-            total = made.new_zeros((*made.shape[:2], height, width))
-            weight = made.new_zeros((height, width))
+            total = part.new_zeros((*part.shape[:2], height, width))
+            weight = part.new_zeros((height, width))
         ramp = _scaled(overlap, scale)
-        share = _share(rows, made.shape[2], total.shape[2], ramp, made.device)[:, None]
-        share = share * _share(columns, made.shape[3], total.shape[3], ramp, made.device)
-        bottom, right = rows + made.shape[2], columns + made.shape[3]
-        total[:, :, rows:bottom, columns:right] += made * share
+        share = _share(rows, part.shape[2], total.shape[2], ramp, part.device)[:, None]
+        share = share * _share(columns, part.shape[3], total.shape[3], ramp, part.device)
+        bottom, right = rows + part.shape[2], columns + part.shape[3]
+        total[:, :, rows:bottom, columns:right] += part * share
         weight[rows:bottom, columns:right] += share
     if total is None or weight is None:
         raise ValueError(f"an image without pixels: {tuple(image.shape)}")
@@ -250,14 +250,14 @@ def per_tile_norm(
         above, before = max(top - margin, 0), max(left - margin, 0)
         bottom, right = min(top + tile, height), min(left + tile, width)
         piece = image[:, :, above : bottom + margin, before : right + margin]
-        made = call(piece)
+        part = call(piece)
         if output is None:
             size = (_scaled(height, scale), _scaled(width, scale))
-            output = made.new_empty((*made.shape[:2], *size))
+            output = part.new_empty((*part.shape[:2], *size))
         rows = slice(_scaled(top, scale), _scaled(bottom, scale))
         columns = slice(_scaled(left, scale), _scaled(right, scale))
         skip = (_scaled(top - above, scale), _scaled(left - before, scale))
-        output[:, :, rows, columns] = made[
+        output[:, :, rows, columns] = part[
             :,
             :,
             skip[0] : skip[0] + rows.stop - rows.start,
@@ -380,5 +380,5 @@ KEYS = tuple(way.key for way in WAYS)
 
 def chosen(keys: list[str] | None, levels: list[str] | None) -> list[Way]:
     """The ways of `keys` (None: all), of ours only those of `levels` (None: all)."""
-    found = [way for way in WAYS if keys is None or way.key in keys]
-    return [way for way in found if not way.level or levels is None or way.level in levels]
+    ways = [way for way in WAYS if keys is None or way.key in keys]
+    return [way for way in ways if not way.level or levels is None or way.level in levels]

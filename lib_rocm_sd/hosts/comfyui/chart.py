@@ -42,15 +42,15 @@ def of_text(text: str) -> torch.Tensor:
 
 def _bars(rows: Sequence[Row], ours: str) -> list[Line]:
     most = max([row.median for row in rows if not row.reason], default=0.0)
-    made = []
+    lines = []
     for row in rows:
         colour = COLOURS[0] if row.way == ours else COLOURS[1]
         if row.reason or not most > 0:
-            made.append((row.way, 0.0, FAINT, row.reason))
+            lines.append((row.way, 0.0, FAINT, row.reason))
         else:
             said = f"{number(row.median)} {row.unit}"
-            made.append((row.way, row.median / most, colour, said))
-    return made
+            lines.append((row.way, row.median / most, colour, said))
+    return lines
 
 
 def drawn(lines: Sequence[Line]) -> torch.Tensor:

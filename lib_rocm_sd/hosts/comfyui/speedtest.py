@@ -50,8 +50,8 @@ class Comfy:
     def device(self) -> torch.device:
         """Where the model is brought, or else the VAE: that may be another card than ComfyUI's."""
         patchers = (self._model, getattr(self._vae, "patcher", None))
-        found = [getattr(each, "load_device", None) for each in patchers]
-        return next((each for each in found if isinstance(each, torch.device)), host.device())
+        devices = [getattr(each, "load_device", None) for each in patchers]
+        return next((each for each in devices if isinstance(each, torch.device)), host.device())
 
     @property
     def session(self) -> Session:
@@ -108,10 +108,10 @@ class Comfy:
     def load(self) -> None:
         """Have ComfyUI bring both to the device."""
         patchers = [getattr(self._vae, "patcher", None), self._model]
-        found = [patcher for patcher in patchers if patcher is not None]
+        present = [patcher for patcher in patchers if patcher is not None]
         loads = host.attribute("comfy.model_management", "load_models_gpu")
-        if found and callable(loads):
-            loads(found)
+        if present and callable(loads):
+            loads(present)
 
 
 def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:

@@ -120,11 +120,11 @@ def bars(document: Document) -> str:
     return "\n".join(_plot(wide[test], slim[test]) for test in wide)
 
 
-def history(found: History) -> str:
+def history(past: History) -> str:
     """The history plot, or why there is none; files that were left out, with reasons."""
-    count = len(found.documents)
+    count = len(past.documents)
     wide, slim = (
-        speed_text.drawn_history(found.documents, layout) for layout in (svg.WIDE, svg.SLIM)
+        speed_text.drawn_history(past.documents, layout) for layout in (svg.WIDE, svg.SLIM)
     )
     parts = [_plot(wide, slim)] if wide else []
     if not wide:
@@ -132,7 +132,7 @@ def history(found: History) -> str:
             f"<p>Kept results of this machine: {count}. "
             "A history needs two with a case in common.</p>"
         )
-    skipped = [item for item in found.skipped.items() if item[1] != "of another machine"]
+    skipped = [item for item in past.skipped.items() if item[1] != "of another machine"]
     parts += [
         f"<p>Left out: {text_of(n)}: {text_of(why)}.</p>" for n, why in skipped[:MOST_SKIPPED]
     ]
@@ -150,8 +150,8 @@ def _plot(wide: str, slim: str) -> str:
 
 def machine(facts: Mapping[str, Any]) -> str:
     """The machine's description."""
-    known = [(title, facts[key]) for key, title in MACHINE if facts.get(key) not in (None, "")]
-    lines = "".join(f"<dt>{escape(title)}</dt><dd>{text_of(value)}</dd>" for title, value in known)
+    shown = [(title, facts[key]) for key, title in MACHINE if facts.get(key) not in (None, "")]
+    lines = "".join(f"<dt>{escape(title)}</dt><dd>{text_of(value)}</dd>" for title, value in shown)
     return f'<dl class="rocm-sd-speed-machine">{lines}</dl>' if lines else "<p>Not known yet.</p>"
 
 

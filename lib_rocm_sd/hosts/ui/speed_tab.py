@@ -157,8 +157,8 @@ class View:
     def _document(self, progress: Progress) -> Document | None:
         """Document of the running or the last test; the newest file where this process had none."""
         if progress.id:
-            found = self.session.result(progress.id)
-            return None if found is None else speed_result.of(found)
+            content = self.session.result(progress.id)
+            return None if content is None else speed_result.of(content)
         return _newest(self._directory())
 
     def _directory(self) -> Path | None:

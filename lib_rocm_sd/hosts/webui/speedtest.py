@@ -11,7 +11,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,8 @@ class WebUI:
             return trials.AT_WORK
         return AT_WORK if at_work or waiting else ""
 
-    def queue(self) -> AbstractContextManager[Any]:
-        return self._queue()
-
     @contextmanager
-    def _queue(self) -> Iterator[None]:
+    def queue(self) -> Iterator[None]:
         lock: Any = host.attribute("modules.call_queue", "queue_lock")
         if lock is not None and not lock.acquire(blocking=False):
             raise Busy(AT_WORK)
@@ -94,8 +91,8 @@ class WebUI:
     def attention_methods(self) -> dict[str, Attention]:
         """What the WebUI computes attention by without us, called as a layer of the UNet does."""
         ours = optimizer()
-        found: dict[str, Attention] = {} if ours is None else ours.methods()
-        return found
+        methods: dict[str, Attention] = {} if ours is None else ours.methods()
+        return methods
 
     def vae(self) -> Any:
         """With --lowvram and --medvram moved to the GPU, until a picture is made or the end."""
@@ -372,8 +369,8 @@ def _dtype(model: nn.Module) -> torch.dtype:
     dtype = getattr(model, "computation_dtype", None) or next(model.parameters()).dtype
     if dtype in (torch.float32, *HALVES):
         return dtype
-    found = host.attribute("modules.devices", "dtype_unet")
-    return found if isinstance(found, torch.dtype) else torch.float16
+    computed = host.attribute("modules.devices", "dtype_unet")
+    return computed if isinstance(computed, torch.dtype) else torch.float16
 
 
 def _arguments(
@@ -396,7 +393,7 @@ def _arguments(
     more: dict[str, Any] = {}
     if getattr(model, "num_classes", None) is not None:
         widths = (getattr(m, "in_features", None) for m in model.label_emb.modules())
-        width = next((found for found in widths if isinstance(found, int)), None)
+        width = next((each for each in widths if isinstance(each, int)), None)
         if width is None:
             raise ValueError("we do not know which labels this checkpoint's UNet needs")
         more["y"] = draw(BATCH, width)
