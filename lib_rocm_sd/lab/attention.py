@@ -35,6 +35,7 @@ from lib_rocm_sd.lab.rows import (
     Row,
     TextTable,
     field,
+    figure,
     is_named,
     is_wrong,
     none_named,
@@ -410,7 +411,7 @@ def _text(group: Sequence[Row]) -> TextTable:
         (
             Column(f"{'us':>9} {'p10..p90':>17}", 27, times),
             field("waiting", 8, "waiting_us", ".1f", "-"),
-            Column("ours/it", 7, lambda row: _figure(ours / row.median)),
+            Column("ours/it", 7, lambda row: figure(ours / row.median)),
             field("TFLOP/s", 7, "tflops", ".1f", "nan"),
             field("error", 8, "error", ".1e", "nan"),
             Column("extra MiB", 9, extra),
@@ -434,8 +435,8 @@ def _summary(rows: Sequence[Row]) -> list[str]:
         best = min(rest, key=lambda row: row.median, default=None)
         ratios = [ours / other for other in others[:2]]
         ratios.append(ours / best.median if best else math.nan)
-        times = " ".join(f"{_figure(time, '.1f'):>9}" for time in (ours, *others))
-        shares = " ".join(f"{_figure(ratio):>6}" for ratio in ratios)
+        times = " ".join(f"{figure(time, '.1f'):>9}" for time in (ours, *others))
+        shares = " ".join(f"{figure(ratio):>6}" for ratio in ratios)
         dtype = str(group[0].problem["dtype"])
         name = best.way if best else ""
         lines.append(f"{group[0].case:<34} {dtype:<8} {times} {shares} {name}".rstrip())
@@ -445,10 +446,6 @@ def _summary(rows: Sequence[Row]) -> list[str]:
 def time_of(group: Sequence[Row], name: str) -> float:
     """Median in µs of the first row of a variant, of ours what Auto takes; NaN where none is."""
     return next((row.median for row in group if row.way == name), math.nan)
-
-
-def _figure(value: float, form: str = ".2f") -> str:
-    return f"{value:{form}}" if math.isfinite(value) else "-"
 
 
 def draw(rows: Sequence[Row], device: str) -> str:

@@ -66,10 +66,6 @@ def runs(args: argparse.Namespace) -> int:
     return args.runs or (QUICK_CALLS if args.quick else CALLS)
 
 
-def _limit_s(args: argparse.Namespace) -> float:
-    return math.inf if args.runs else QUICK_LIMIT_S if args.quick else LIMIT_S
-
-
 def run(
     args: argparse.Namespace, device: torch.device, machine: dict[str, Any], heading: str
 ) -> int:
@@ -77,24 +73,20 @@ def run(
     rows: list[Row] = []
     engine = Engine()
     problems = PROBLEMS if args.op == "call" else (("one query", DOOR_PROBLEM),)
+    limit_s = math.inf if args.runs else QUICK_LIMIT_S if args.quick else LIMIT_S
     progress = Countdown([1.0] * len(problems))
     for label, problem in problems:
         progress.next(f"{label}: {problem}")
         with torch.no_grad():
             sides = _sides(problem, device, engine) if args.op == "call" else doors()
-        rows += measure(label, problem, device, sides, runs(args), _limit_s(args))
-    print(render(heading, rows))
+        rows += measure(label, problem, device, sides, runs(args), limit_s)
+    print(TEXT.under(heading, rows))
     if args.op == "door":
         print(told(rows))
     result = Result(COLUMNS, machine, args.json)
     result.rows = rows
     result.write()
     return 0
-
-
-def render(heading: str, rows: Sequence[Row]) -> str:
-    """The table that a person reads."""
-    return "\n".join([heading, *TEXT.lines(rows)])
 
 
 def measure(
@@ -116,15 +108,15 @@ def measure(
         q, k, v, *_ = ATTENTION.make_inputs(problem, device, 1)
         for name, (_, call) in sides.items():
             try:
-                counts[name] = _calls_of_a_batch(call, (q, k, v), device)
-                _batch(call, (q, k, v), device, counts[name])
+                count = _calls_of_a_batch(call, (q, k, v), device)
+                _batch(call, (q, k, v), device, count)
+                counts[name] = count
             except FAILURES as failure:
                 failures[name] = describe(failure)
         end = time.monotonic() + limit_s
-        while any(len(times[name]) < calls for name in counts if name not in failures):
-            for name, (_, call) in sides.items():
-                if name not in failures:
-                    times[name] += _batch(call, (q, k, v), device, counts[name])
+        while any(len(times[name]) < calls for name in counts):
+            for name, count in counts.items():
+                times[name] += _batch(sides[name][1], (q, k, v), device, count)
             if time.monotonic() > end:
                 break
     return [

@@ -19,7 +19,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 import lib_rocm_sd.torch_ops  # noqa: F401 - registers our operators
-from lib_rocm_sd.lab.rows import OURS, Column, Columns, Row, TextTable, between, field, tiles
+from lib_rocm_sd.lab.rows import (
+    OURS,
+    Column,
+    Columns,
+    Row,
+    TextTable,
+    between,
+    field,
+    figure,
+    tiles,
+)
 from lib_rocm_sd.lab.tables import (
     BYTES_BESIDE,
     ERROR,
@@ -274,11 +284,15 @@ def _rendered_attention(heading: str, rows: Sequence[Row]) -> str:
     for case, problem in dict.fromkeys((row.case, row.problem) for row in rows):
         group = [row for row in rows if (row.case, row.problem) == (case, problem)]
         ours_us = min((row.median for row in group if row.way == OURS), default=math.nan)
+
+        def share(row: Row, ours_us: float = ours_us) -> str:
+            return figure(ours_us / row.median)
+
         table = TextTable(
             (field("way", -22, "way"),),
             (
                 *(US, between(17), field("backward", 9, "backward_us", ".1f")),
-                Column("ours/it", 7, partial(_ratio, ours_us)),
+                Column("ours/it", 7, share),
                 *(field("TFLOP/s", 7, "tflops", ".1f"), ERROR),
             ),
             tiles,
@@ -286,11 +300,6 @@ def _rendered_attention(heading: str, rows: Sequence[Row]) -> str:
         )
         lines += ["", f"{case}: {problem}", *table.lines(group)]
     return "\n".join(lines)
-
-
-def _ratio(ours_us: float, row: Row) -> str:
-    share = ours_us / row.median
-    return f"{share:.2f}" if math.isfinite(share) else "-"
 
 
 TABLES: dict[str, Table] = {

@@ -174,7 +174,7 @@ _refused: dict[tuple[str, str], str] = {}
 
 
 def listing(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> Listing:
-    """`kernel` as text, by the first way that can. What failed for a chip once is not tried again in
+    """`kernel` as text, by the first way that can. What failed for a chip is not tried again in
     this process. Raises NoListingError.
     """
     reasons: list[str] = []

@@ -217,6 +217,11 @@ def field(head: str, width: int, name: str, form: str = "", none: str = "") -> C
     return Column(head, width, cell)
 
 
+def figure(value: float, form: str = ".2f") -> str:
+    """A number, or a dash where there is none."""
+    return f"{value:{form}}" if math.isfinite(value) else "-"
+
+
 def between(width: int, form: str = ".1f") -> Column:
     """The 10th to the 90th percentile."""
     return Column("p10..p90", width, lambda row: f"{row.p10:{form}}..{row.p90:{form}}")

@@ -76,7 +76,7 @@ def test_both_sides_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in rows:
         assert row.p10 and row.median and row.p90
         assert 0 < row.p10 <= row.median <= row.p90
-    lines = call.render("head", rows).splitlines()
+    lines = call.TEXT.under("head", rows).splitlines()
     assert len(lines) == 5 and lines[2].split()[6] == "engine.run"
 
 
@@ -111,7 +111,7 @@ def test_a_side_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = AttentionProblem(1, 2, 8, 8, 8, "float32")
     rows = measured(problem, torch.device("cpu"), 1)
     assert rows[1].reason == "RuntimeError: no kernel" and rows[0].median > 0
-    assert "not timed: RuntimeError: no kernel" in call.render("head", rows)
+    assert "not timed: RuntimeError: no kernel" in call.TEXT.under("head", rows)
 
 
 # -- on a GPU

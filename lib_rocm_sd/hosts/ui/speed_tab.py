@@ -159,10 +159,7 @@ class View:
         if progress.id:
             content = self.session.result(progress.id)
             return None if content is None else speed_result.of(content)
-        return _newest(self._directory())
-
-    def _directory(self) -> Path | None:
-        return self.side.output_directory()
+        return _newest(self.side.output_directory())
 
     def _token(self, progress: Progress, running: bool, document: Document | None) -> str:
         if document is None:
@@ -173,12 +170,10 @@ class View:
     def _content(self, progress: Progress, document: Document | None) -> Content:
         if document is None:
             return Content()
-        directory = self._directory()
+        directory = self.side.output_directory()
         over = progress.state != "running"
         shots = self.session.shots(document.id)
-        looks = speed_html.of_shots(shots)
-        if not shots:
-            looks = speed_html.of_files(document, directory)
+        looks = speed_html.of_shots(shots) or speed_html.of_files(document, directory)
         return Content(
             results=speed_html.results(document),
             bars=speed_html.bars(document),
