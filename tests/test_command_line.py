@@ -118,6 +118,14 @@ def test_an_interrupt_is_no_traceback(
     assert capsys.readouterr().err == "doctor: interrupted\n"
 
 
+def test_a_refusal_is_a_line_and_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretended(monkeypatch, checks.UsageError("--out: there is no folder"))
+    assert __main__.main(["doctor"]) == 2
+    assert capsys.readouterr().err == "doctor: --out: there is no folder\n"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="pipes end otherwise")
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     """As `… tune | head -0`: the pipe is closed before the table is printed."""

@@ -314,39 +314,28 @@ def _examined(
         trouble += [f"{what} cannot be used: {reason}" for reason in why]
     row: dict[str, Any] = {"device": str(place), "usable": not why and not trouble}
     row["why"] = list(dict.fromkeys(why))
-    lacking = [] if info.reasons else trouble
-    row["problems"] = [_problem(engine, place, *each, trouble, lacking) for each in usual]
-    broken += [f"{place}: {text}" for text in dict.fromkeys(trouble)]
-    return row
-
-
-def _problem(
-    engine: Engine,
-    place: torch.device,
-    name: str,
-    op: Op[Any, Any],
-    problem: Any,
-    broken: list[str],
-    lacking: list[str],
-) -> dict[str, Any]:
-    """What runs a problem, and its self-tests. `lacking` gets it where nothing can run it."""
-    row: dict[str, Any] = {"name": name, "problem": str(problem), "variant": None}
-    try:
-        plan = engine.plan(problem, place, op)
-        row |= {"variant": plan.variant.name, "why": plan.why, "reasons": dict(plan.refusals)}
-    except NotSupportedError as error:
-        lacking.append(_line(error))
-    except TROUBLE as error:
-        broken.append(_line(error))
-    checks = _tried(partial(engine.checks, problem, place, op), broken) or {}
-    row["self_tests"] = {
-        variant: {
-            "error": check.error if check.error < float("inf") else None,
-            "tolerance": check.tolerance,
-            "reason": check.reason,
+    row["problems"] = []
+    for name, op, problem in usual:
+        each: dict[str, Any] = {"name": name, "problem": str(problem), "variant": None}
+        try:
+            plan = engine.plan(problem, place, op)
+            each |= {"variant": plan.variant.name, "why": plan.why, "reasons": dict(plan.refusals)}
+        except NotSupportedError as error:
+            if not info.reasons:
+                trouble.append(_line(error))
+        except TROUBLE as error:
+            trouble.append(_line(error))
+        checks = _tried(partial(engine.checks, problem, place, op), trouble) or {}
+        each["self_tests"] = {
+            variant: {
+                "error": check.error if check.error < float("inf") else None,
+                "tolerance": check.tolerance,
+                "reason": check.reason,
+            }
+            for variant, check in checks.items()
         }
-        for variant, check in checks.items()
-    }
+        row["problems"].append(each)
+    broken += [f"{place}: {text}" for text in dict.fromkeys(trouble)]
     return row
 
 

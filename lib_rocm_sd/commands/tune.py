@@ -25,39 +25,21 @@ from lib_rocm_sd.ops.tuned import FORMAT, MEASURED, MODELLED, Entry, Section, Tu
 
 OP = kernel.OP
 MOST_TEXT = 200
+TEXTS = ("note", "rocm_sd", "kernel")
 ABOUT: dict[str, dict[str, Any]] = {
     MEASURED: {
-        "note": str,
-        "card": str,
-        "date": str,
-        "rocm_sd": str,
-        "kernel": str,
-        "torch": str,
-        "driver": (str, type(None)),
-        "rocm": (str, type(None)),
-        "os": (str, type(None)),
+        **dict.fromkeys((*TEXTS, "card", "date", "torch"), str),
+        **dict.fromkeys(("driver", "rocm", "os"), (str, type(None))),
     },
-    MODELLED: {
-        "note": str,
-        "command": str,
-        "compiler": str,
-        "counted": str,
-        "rocm_sd": str,
-        "kernel": str,
-    },
+    MODELLED: dict.fromkeys((*TEXTS, "command", "compiler", "counted"), str),
 }
 """What a section says of itself, all of it."""
+COUNTS = ("of", "vgprs", "spills", "scratch_bytes", "lds_bytes", "waves_per_simd")
 FACTS: dict[str, dict[str, Any]] = {
     MEASURED: {"times": list},
     MODELLED: {
-        "of": int,
-        "cycles_per_1024_pairs": (int, float),
-        "bound": (int, float),
-        "vgprs": int,
-        "spills": int,
-        "scratch_bytes": int,
-        "lds_bytes": int,
-        "waves_per_simd": int,
+        **dict.fromkeys(COUNTS, int),
+        **dict.fromkeys(("cycles_per_1024_pairs", "bound"), (int, float)),
     },
 }
 """What an entry says beside its form and config, all of it."""
@@ -225,21 +207,14 @@ def _positive(value: Any) -> bool:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--arch", help="show the tables of these GPUs: 'all', or gfx ids")
-    parser.add_argument("--gpu", type=int, metavar="N", help="which GPU of this machine")
-    parser.add_argument(
-        "--measure", action="store_true", help="measure on this GPU what was not measured yet"
-    )
-    parser.add_argument(
-        "--export", type=Path, metavar="FILE", help="write what was measured here, to contribute"
-    )
-    parser.add_argument(
-        "--import",
-        type=Path,
-        metavar="FILE",
-        dest="imported",
-        help="check a contributed file and put it into kernels/tuned",
-    )
+    add = parser.add_argument
+    add("--arch", help="show the tables of these GPUs: 'all', or gfx ids")
+    add("--gpu", type=int, metavar="N", help="which GPU of this machine")
+    add("--measure", action="store_true", help="measure on this GPU what was not measured yet")
+    what = "write what was measured here, to contribute"
+    add("--export", type=Path, metavar="FILE", help=what)
+    what = "check a contributed file and put it into kernels/tuned"
+    add("--import", type=Path, metavar="FILE", dest="imported", help=what)
 
 
 def main(args: argparse.Namespace) -> int:
