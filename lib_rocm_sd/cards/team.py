@@ -21,8 +21,7 @@ from lib_rocm_sd.cards.decoding import Decoding
 from lib_rocm_sd.cards.shares import Clock, Shares, Way, parts
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.modules.stand_in import StandIn
-from lib_rocm_sd.modules.unknown import UnknownModuleError
-from lib_rocm_sd.unet.blocks import TheirsError
+from lib_rocm_sd.modules.unknown import TheirsError, UnknownModuleError
 
 NOTHING_TO_SPLIT = "the UNet is called for one picture and one prompt: there is nothing to divide"
 AMID = "its weights have changed amid a generation, and are not sent twice"
@@ -240,8 +239,6 @@ class SeveralStandIn(StandIn):
     `ready(leaves)`: see Team.compute.
     """
 
-    passed_on = (MemoryError, TheirsError)
-
     def __init__(
         self,
         subject: Subject,
@@ -253,12 +250,6 @@ class SeveralStandIn(StandIn):
         self._subject, self._team = subject, team
         self._obstacle, self._ready = obstacle, ready
         self._barred, self._barred_in = "", -1
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(*args, **kwargs)
-        except TheirsError as error:
-            raise error.error from None
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         barred = self._barred if self._barred_in == self._team.generation else ""

@@ -13,7 +13,7 @@ from torch import nn
 
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.modules.patches import ABSENT, Patch, is_the_classs, named, put, take
-from lib_rocm_sd.modules.unknown import UnknownModuleError, brief
+from lib_rocm_sd.modules.unknown import TheirsError, UnknownModuleError, brief
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 
@@ -77,6 +77,8 @@ class StandIn(ABC):
             made = None if why else self.serve(asked)
         except UnknownModuleError as error:
             why = "; ".join(brief(error.reasons))
+        except TheirsError as error:
+            raise error.error from None
         except Exception as error:
             if isinstance(error, self.passed_on) or is_out_of_memory(error):
                 raise

@@ -1,4 +1,4 @@
-"""Why a host's module cannot be run by ours."""
+"""Why a host's module cannot be run by ours, or what one of its own has raised."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ class UnknownModuleError(ValueError):
     def __init__(self, reasons: tuple[str, ...]) -> None:
         super().__init__(f"this module cannot be run: {'; '.join(reasons)}")
         self.reasons = reasons
+
+
+class TheirsError(Exception):
+    """A module of the host raised `error` when it was called amid a block of ours."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def brief(reasons: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from torch import nn
 from lib_rocm_sd.calls import Calls, Routes
 from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 from lib_rocm_sd.graphs.programs import Graphs
-from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.modules.unknown import TheirsError, UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.parts import (
@@ -34,14 +34,6 @@ from lib_rocm_sd.unet.parts import (
 from lib_rocm_sd.unet.shared import Embeddings, Prompts, Ready
 from lib_rocm_sd.unet.spot import SpotCheck
 from lib_rocm_sd.unet.weights import UnetWeights
-
-
-class TheirsError(Exception):
-    """A module of the host raised `error` when it was called amid a block of ours."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.modules.watch import hooks_of_all, is_intercepted
 from lib_rocm_sd.ops.dtypes import HALVES
-from lib_rocm_sd.unet.blocks import Inner, Means, TheirsError, planned
+from lib_rocm_sd.unet.blocks import Inner, Means, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading
 from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Resnet, TransformerCall
@@ -28,8 +28,6 @@ from lib_rocm_sd.unet.weights import laid
 
 class BlockStandIn(StandIn):
     """Our program in the place of one block. It is read again when it has changed."""
-
-    passed_on = (MemoryError, TheirsError)
 
     def __init__(
         self,
@@ -47,12 +45,6 @@ class BlockStandIn(StandIn):
         self._barred = self._left = ""
         self._last_refusal = ""
         self._reading = self._read()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(*args, **kwargs)
-        except TheirsError as error:
-            raise error.error from None
 
     @property
     def reading(self) -> Reading:
@@ -124,17 +116,18 @@ class BlockStandIn(StandIn):
         plan = planned(parts, call, self._means)
         return Inner(plan, self._laid_routes(call)) if plan.is_ours else None
 
-    def _routes(self, call: Any) -> Routes:
-        return self._places.of((_facts(call), laid(self._reading.slots)))
-
     def _laid_routes(self, call: Any) -> Routes:
-        """The same, with the weights laid as our programs read them. Convolutions first: facts are
-        addresses, and one that lies as the host has it may be where another has been.
+        """What a call's places lead to, with the weights laid as our programs read them.
+        Convolutions first: facts are addresses, and one that lies as the host has it may be where
+        another has been.
         """
         self._means.weights.lay(self._convs)
-        routes, parts = self._routes(call), self._reading.parts
+        facts, parts, slots = _facts(call), self._reading.parts, self._reading.slots
+        routes = self._places.of((facts, laid(slots)))
         joint = parts.joint() if isinstance(parts, Block) and not routes else ()
-        return self._routes(call) if joint and self._means.weights.join(joint) else routes
+        if joint and self._means.weights.join(joint):
+            return self._places.of((facts, laid(slots)))
+        return routes
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         return super().refusal(*args, **kwargs) or self._why_not()
@@ -156,7 +149,8 @@ class BlockStandIn(StandIn):
 
     def serve(self, asked: Any) -> Any:
         try:
-            return self._serve(asked)
+            with self._means.weights.lock:
+                return self._served(asked)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -165,10 +159,6 @@ class BlockStandIn(StandIn):
             if not self._hook.spares:
                 raise
         raise UnknownModuleError(("ours ran out of memory",))
-
-    def _serve(self, asked: Any) -> Any:
-        with self._means.weights.lock:
-            return self._served(asked)
 
     def _served(self, asked: Any) -> Any:
         try:

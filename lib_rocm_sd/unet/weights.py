@@ -133,16 +133,15 @@ class UnetWeights:
     def of(
         self, conv: nn.Conv2d, shortcut: nn.Conv2d | None = None, bare: bool = False
     ) -> ConvWeights:
-        """Weight and bias of a 3x3 convolution; the bias of the 1x1 `shortcut` is added to it.
-        `bare`: without its bias, which comes with the time embedding.
+        """Weight and bias of a 3x3 convolution that is laid; the bias of the 1x1 `shortcut` is
+        added to it. `bare`: without its bias, which comes with the time embedding.
 
         The same object while these are the same tensors. Who asks again is in another step.
         """
         key, known = (conv, bare), self._made.get((conv, bare))
-        own, weight = conv._parameters, conv.weight
-        bias = None if bare else own.get("bias")
+        own: dict[str, Any] = conv._parameters
+        weight, bias = own["weight"], None if bare else own.get("bias")
         added = None if shortcut is None else shortcut._parameters.get("bias")
-        self.lay((conv,))
         reads = id(bias), id(added), weight.device
         if known is None or known.weight is not weight or known.reads != reads:
             known = self._made[key] = LiveWeights(weight, bias, added)
@@ -162,10 +161,11 @@ class UnetWeights:
         again, or where a tensor of somebody else's would no longer be the weight.
         """
         for conv in convs:
-            if not _is_channels_last(conv.weight):
-                if is_recording(conv.weight.device):
+            weight: Any = conv._parameters["weight"]  # as conv.weight, in a quarter of the time
+            if not weight.is_contiguous(memory_format=torch.channels_last):
+                if is_recording(weight.device):
                     raise UnknownModuleError(("its weights cannot be laid anew amid a graph",))
-                if holders(conv.weight) > 1:
+                if holders(weight) > 1:
                     raise UnknownModuleError((HELD,))
                 self._lay(conv)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lib_rocm_sd.engine import memory
-from lib_rocm_sd.unet import takeover, weights
-from lib_rocm_sd.unet.stand_in import BlockStandIn
+from lib_rocm_sd.unet import stand_in, takeover, weights
 from tests.unet import unet_models as models
 from tests.unet.looking import BF16, near, rows
 
@@ -135,14 +134,15 @@ def test_weights_are_laid_before_anybody_asks_where_they_lie(
 ) -> None:
     """Where one lies as the host has it, another may have been when a graph was recorded."""
     seen: list[bool] = []
-    own = BlockStandIn._routes
+    last = torch.channels_last
 
-    def asked(self: Any, call: Any) -> Any:
-        last = torch.channels_last
-        seen.append(all(conv.weight.is_contiguous(memory_format=last) for conv in self._convs))
-        return own(self, call)
+    def asked(slots: weights.Slots) -> Any:
+        every = [p for p in map(dict.get, *slots) if p is not None and p.ndim == 4]
+        convs = [p for p in every if p.shape[2:] != (1, 1)]
+        seen.append(all(p.is_contiguous(memory_format=last) for p in convs))
+        return weights.laid(slots)
 
-    monkeypatch.setattr(BlockStandIn, "_routes", asked)
+    monkeypatch.setattr(stand_in, "laid", asked)
     unet.state_dict()
     assert (
         not unet.middle_block[0]
