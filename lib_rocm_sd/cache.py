@@ -320,7 +320,7 @@ def _opened_lock(path: Path) -> int | None:
 def _acquired(file: int, deadline: float) -> bool:
     while True:
         try:
-            _lock_now(file)
+            lock_file(file)
         except (BlockingIOError, PermissionError):  # held by another; Windows says the latter
             if time.monotonic() >= deadline:
                 return False
@@ -331,10 +331,14 @@ def _acquired(file: int, deadline: float) -> bool:
             return True
 
 
-def _lock_now(file: int) -> None:
+def lock_file(file: int, at: int = 0) -> None:
+    """Lock an open file, on Windows its byte `at`, until it is closed or this process ends. Raises
+    BlockingIOError or PermissionError where another process holds it.
+    """
     if sys.platform == "win32":
         import msvcrt
 
+        os.lseek(file, at, os.SEEK_SET)
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
     else:
         import fcntl

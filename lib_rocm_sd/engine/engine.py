@@ -52,7 +52,7 @@ class Engine:
     ) -> None:
         self._new_planner = lambda: Planner(identify, launcher, free or LatelyFree())
         self._lock = threading.RLock()
-        self.pending: Callable[[str], str] = _nothing_pending
+        self.pending: Callable[[str], str] = lambda op_name: ""
         """Says why the kernels of an op, by its name, have to be waited for; empty if not. For a
         host that has them compiled in the background."""
         self._gate: Gatekeeper | None = None
@@ -402,10 +402,6 @@ class Engine:
             if selftest.is_out_of_memory(error):
                 raise
             raise first from None
-
-
-def _nothing_pending(op_name: str) -> str:
-    return ""
 
 
 def _short(info: DeviceInfo) -> str:

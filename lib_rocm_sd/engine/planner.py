@@ -45,10 +45,6 @@ def _in_words(key: Any) -> TestKey:
     return op, variant, repr(config), repr(test)
 
 
-def _nothing_further(variant: Variant[Any, Any]) -> Sequence[str]:
-    return ()
-
-
 UNTRIED = "it is not tried in a process of its own, as what this host launches has to be"
 SECOND_LOOK_S = 0.1
 """How long a process tests what the gate vouches for, all classes together."""
@@ -94,7 +90,7 @@ class Planner:
         op: Op[Any, Any],
         problem: Any,
         device: torch.device,
-        further: Ask = _nothing_further,
+        further: Ask = lambda variant: (),
     ) -> VariantPlan:
         """The first verified variant in the policy's order; `further` may refuse one, too.
 

@@ -12,10 +12,6 @@ from lib_rocm_sd.report import Report
 from lib_rocm_sd.report import report as process_report
 
 
-def _untold(message: str) -> None:
-    """Nobody watches."""
-
-
 @dataclass(frozen=True, eq=False)
 class Session:
     """Told apart by identity: plans made for one are not another's. Self-tests, times and what is
@@ -30,7 +26,7 @@ class Session:
     policy: Policy = policies.AUTO
     headroom_bytes: int = 0
     report: Report = process_report
-    progress: Callable[[str], None] = _untold
+    progress: Callable[[str], None] = lambda message: None
     interrupt: Callable[[], bool] = bool
     part: str = ""
     patient: bool = False

@@ -102,17 +102,13 @@ def _recording_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
-def _stream_of(device: torch.device) -> int:
-    return int(torch.cuda.current_stream(device).cuda_stream)
-
-
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def stream_of(device: torch.device) -> int:
     """The handle of torch's current stream, in the cheapest form that this torch has."""
     if _raw_stream is None or device.index is None:
-        return _stream_of(device)
+        return int(torch.cuda.current_stream(device).cuda_stream)
     return _raw_stream(device.index)
 
 

@@ -137,7 +137,8 @@ class Structure:
         """
         try:
             same = bool(self._seen) and surroundings() == self._around
-            return same and self._same_modules() and self._same_classes()
+            same = same and self._same_modules()
+            return same and all(vars(cls) == attributes for cls, attributes in self._classes)
         except (RuntimeError, TypeError, ValueError):
             return False  # attributes that cannot be compared
 
@@ -156,9 +157,6 @@ class Structure:
             if hooked and module is not self._root:
                 return False
         return True
-
-    def _same_classes(self) -> bool:
-        return all(vars(cls) == attributes for cls, attributes in self._classes)
 
 
 def _seen(module: nn.Module) -> _Seen:

@@ -110,13 +110,14 @@ class Comgr:
         self._call("action_info_set_language", info, self._layout.hip)
         self._call("action_info_set_isa_name", info, f"{_TRIPLE}{gfx}".encode())
         logs: list[str] = []
-        data = self._source_set(source, file_name)
+        data = self._data_set(_SOURCE, source.encode("utf-8"), file_name)
         for action, action_options in (
             (_COMPILE_TO_BC, list(options)),
             (self._layout.codegen_to_relocatable, ["-O3"]),
             (self._layout.link_to_executable, []),
         ):
-            self._options(info, action_options)
+            words = (c_char_p * max(len(action_options), 1))(*map(str.encode, action_options))
+            self._call("action_info_set_option_list", info, words, len(action_options))
             data = self._act(action, info, data, logs)
         code = self._contents(data, _EXECUTABLE)
         if not code:
@@ -134,9 +135,6 @@ class Comgr:
             text.decode("utf-8", errors="replace") for text in self._contents(data, _SOURCE)
         )
 
-    def _source_set(self, source: str, file_name: str) -> c_uint64:
-        return self._data_set(_SOURCE, source.encode("utf-8"), file_name)
-
     def _data_set(self, kind: int, contents: bytes, name: str) -> c_uint64:
         data = self._new("create_data", kind)
         self._call("set_data", data, len(contents), contents)
@@ -145,10 +143,6 @@ class Comgr:
         self._call("data_set_add", inputs, data)
         self._call("release_data", data)
         return inputs
-
-    def _options(self, info: c_uint64, options: Sequence[str]) -> None:
-        words = (c_char_p * max(len(options), 1))(*(option.encode("utf-8") for option in options))
-        self._call("action_info_set_option_list", info, words, len(options))
 
     def _act(self, action: int, info: c_uint64, inputs: c_uint64, logs: list[str]) -> c_uint64:
         outputs = self._new("create_data_set")

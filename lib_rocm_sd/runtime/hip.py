@@ -42,9 +42,10 @@ def library() -> ctypes.CDLL:
     path = loaded_runtime()
     if path is not None:
         return _handle(path)
-    candidates = [
-        path for folder in libraries.rocm_library_folders() for path in _in_folder(folder)
-    ]
+    candidates: list[Path] = []
+    for folder in libraries.rocm_library_folders():
+        named = (path for path in folder.glob("*amdhip64*") if _NAME.fullmatch(path.name))
+        candidates += sorted(named, reverse=True)
     for path in candidates:
         try:
             return ctypes.CDLL(str(path))
@@ -61,12 +62,6 @@ def loaded_runtime() -> Path | None:
         path for path in loaded if torch is not None and torch.resolve() in path.resolve().parents
     ]
     return next(iter([*near, *loaded]), None)
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    return sorted(
-        (path for path in folder.glob("*amdhip64*") if _NAME.fullmatch(path.name)), reverse=True
-    )
 
 
 def _handle(path: Path) -> ctypes.CDLL:

@@ -54,10 +54,6 @@ _OUT_OF_MEMORY_KILLER = "ended from outside (SIGKILL), maybe because memory was 
 Told = Callable[[Subject, Verdict], None]
 
 
-def _untold(subject: Subject, verdict: Verdict) -> None:
-    """Nobody watches."""
-
-
 Turn = Callable[[], AbstractContextManager[Any]]
 
 
@@ -168,7 +164,7 @@ class Conductor:
         subjects: Iterable[Subject],
         *,
         force: bool = False,
-        told: Told = _untold,
+        told: Told = lambda subject, verdict: None,
         limit_s: float = math.inf,
         keep: Callable[[], bool] = bool,
     ) -> list[tuple[Subject, Verdict]]:
@@ -229,17 +225,14 @@ class Conductor:
             return None
         if why:
             return self._made(subject, REFUSED, why)
-        if not self._may_begin(end):
+        # Waits while somebody needs the card; the child, which holds memory, ends meanwhile.
+        if not self._turns.come(partial(self._given_up, end), self.rest):
             return None
         try:
             letter = self._letter(subject, key, codes)
         except (*FAILURES, MemoryError) as error:
             return self._made(subject, REFUSED, f"its launches cannot be noted: {describe(error)}")
-        return self._tried(subject, letter, known, force)
-
-    def _may_begin(self, end: float) -> bool:
-        """Waits while somebody needs the card; the child, which holds memory, ends meanwhile."""
-        return self._turns.come(partial(self._given_up, end), self.rest)
+        return self._tried(subject, letter, known)
 
     def _given_up(self, end: float) -> bool:
         return self._stop() or self._cancelled or time.monotonic() > end
@@ -266,12 +259,11 @@ class Conductor:
         head |= {"rows": rows, "codes": places}
         return _Letter(key, head, [*blobs, *codes.values()], with_torch, is_far)
 
-    def _tried(
-        self, subject: Subject, letter: _Letter, known: Verdict | None, force: bool
-    ) -> Verdict:
+    def _tried(self, subject: Subject, letter: _Letter, known: Verdict | None) -> Verdict:
         was_there = letter.torch in self._children
-        if letter.is_far:
-            self._end_other(letter.torch)
+        other = self._children.pop(not letter.torch, None) if letter.is_far else None
+        if other is not None:
+            other.end()
         try:
             child = self._opened(letter.torch)
         except TimeoutError:
@@ -288,22 +280,17 @@ class Conductor:
                 return self._kept(letter.key, self._hung(subject, problem))
             if answer is None and was_there and not problem and not self._cancelled:
                 self._ended()  # it had died before, of something else
-                return self._tried(subject, letter, known, force)
+                return self._tried(subject, letter, known)
             if answer is None:
-                return self._died(subject, letter.key, problem, force)
+                return self._died(subject, letter.key, problem)
             if answer.get("kind") == "trying":
                 problem = str(answer.get("problem"))
             elif answer.get("kind") == "verdict":
-                return self._answered(subject, letter.key, answer, problem, known, force)
+                deaths = known.deaths if known else 0
+                return self._answered(subject, letter.key, answer, problem, deaths)
 
     def _answered(
-        self,
-        subject: Subject,
-        key: str,
-        answer: dict[str, Any],
-        problem: str,
-        known: Verdict | None,
-        force: bool,
+        self, subject: Subject, key: str, answer: dict[str, Any], problem: str, deaths: int
     ) -> Verdict:
         reason = str(answer.get("reason", ""))
         if answer["outcome"] == FAULTED:  # the child can do nothing more on the card
@@ -315,7 +302,7 @@ class Conductor:
             tolerance=float(answer.get("tolerance", 0.0)),
             time_ms=round(float(answer.get("time_ms", 0.0)), 3),
             notes=tuple(str(note) for note in answer.get("notes", ())),
-            deaths=known.deaths if known else 0,
+            deaths=deaths,
         )
         return self._kept(key, made) if answer.get("lasting", True) else made
 
@@ -334,13 +321,7 @@ class Conductor:
             self._abandoned = "a process hangs in the driver and cannot be ended"
         self.rest()
 
-    def _died(
-        self,
-        subject: Subject,
-        key: str,
-        problem: str,
-        force: bool,
-    ) -> Verdict:
+    def _died(self, subject: Subject, key: str, problem: str) -> Verdict:
         """The verdict where the process ended in the middle."""
         outcome, reason = self._ended()
         if self._cancelled:
@@ -398,12 +379,6 @@ class Conductor:
         if found[0] in DANGEROUS:
             self.rest()
         return found
-
-    def _end_other(self, with_torch: bool) -> None:
-        """The child that is not of this kind."""
-        other = self._children.pop(not with_torch, None)
-        if other is not None:
-            other.end()
 
 
 def _longer(subject: Subject) -> Sequence[Any]:

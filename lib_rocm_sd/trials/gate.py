@@ -87,10 +87,6 @@ Wanted = tuple[Place, Subject, bool]
 """A class to be tried on a card; True: also after a fault of another."""
 
 
-def _none(arch: Arch) -> Iterable[Subject]:
-    return ()
-
-
 class Gate:
     """One per process; others exist in tests. Thread-safe; the engine's questions wait for nothing.
 
@@ -161,7 +157,7 @@ class Gate:
         self,
         device: torch.device,
         launch: Launch | None,
-        classes: Callable[[Arch], Iterable[Subject]] = _none,
+        classes: Callable[[Arch], Iterable[Subject]] = lambda arch: (),
     ) -> Callable[[], int]:
         """Have tried what will be asked for, where that is not known yet, in this order. The
         function that is given says how many of these classes still wait.
@@ -238,7 +234,10 @@ class Gate:
         if known is not None and known.refusal is None:
             said = f"in the program itself, though not in its trial: {reason}"
             made = Verdict(str(known.subject), FAULTED, said, device=str(known.place))
-            self._learn(known, verdicts.write(known.key, made))
+            verdict = verdicts.write(known.key, made)
+            with self._lock:
+                self._note(replace(known, refusal=Refusal(verdict.refusal)))
+            self._tell(f"{known.subject}: {verdict.reason}")
 
     # -- within
 
@@ -413,11 +412,6 @@ class Gate:
             self._renew()
         except Exception as error:  # of the host
             self._tell(f"the host cannot be told of {subject}: {describe(error)}")
-
-    def _learn(self, known: Known, verdict: Verdict) -> None:
-        with self._lock:
-            self._note(Known(known.subject, known.place, known.key, Refusal(verdict.refusal)))
-        self._tell(f"{known.subject}: {verdict.reason}")
 
     def _note(self, known: Known) -> None:
         """The lock is held."""

@@ -124,7 +124,7 @@ def _opened(path: Path, subject: str, device: str) -> int | None:
             path.unlink(missing_ok=True)
         return None
     with suppress(OSError):  # a file system without locks
-        _lock(file)
+        cache.lock_file(file, _LOCKED_AT)
     return file
 
 
@@ -136,7 +136,7 @@ def _taken(path: Path) -> list[OpenLine]:
         return []
     try:
         try:
-            _lock(file)
+            cache.lock_file(file, _LOCKED_AT)
         except (BlockingIOError, PermissionError):
             return []
         except OSError:
@@ -174,16 +174,3 @@ def _runs(path: Path) -> bool:
     except OSError:
         return True
     return True
-
-
-def _lock(file: int) -> None:
-    """Raises BlockingIOError or PermissionError where another process holds it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        os.lseek(file, _LOCKED_AT, os.SEEK_SET)
-        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -214,7 +214,9 @@ def sweep(
             del y
             run.tick()
     finally:
-        _settle([*stored.values(), sink])
+        for store in (*stored.values(), sink):
+            if isinstance(store, HostRows):
+                store.settle()
     _note_norm(run, image)
 
 
@@ -272,12 +274,6 @@ def _unread(run: Run, reads: Mapping[int, Rows], stored: Mapping[int, Source]) -
     """For each stored image the first row that the next band `reads`; the end if there is none."""
     sizes = run.chain.sizes
     return {index: reads[index][0] if index in reads else sizes[index].height for index in stored}
-
-
-def _settle(stores: Sequence[object]) -> None:
-    for store in stores:
-        if isinstance(store, HostRows):
-            store.settle()
 
 
 def run_plan(

@@ -221,7 +221,8 @@ class BandPlanner:
         chain, found = self.chain, []
         first = self._nodes.index(start)
         for distance, stop in enumerate(self._nodes[first + 1 :]):
-            banded = distance < LONGEST and chain.batch == 1 and not self._attends(start, stop)
+            attends = any(isinstance(step, AttentionStep) for step in chain.steps[start:stop])
+            banded = distance < LONGEST and chain.batch == 1 and not attends
             pair = stop == start + 2 and chain.steps[stop - 1].residual
             heights = self._heights(start, stop)[-1 if by_peak else 0 :]
             flops, after = self._forecast.flops(start, stop), self._forecast.flops(stop, chain.last)
@@ -237,9 +238,6 @@ class BandPlanner:
                     found.append(_Onward(_Waiting(stop, _place(legs[0])), legs, least, after))
         self._found[start, by_peak] = found
         return found
-
-    def _attends(self, start: int, stop: int) -> bool:
-        return any(isinstance(step, AttentionStep) for step in self.chain.steps[start:stop])
 
     def _heights(self, start: int, stop: int) -> list[int]:
         """Rows per band, the most first."""

@@ -227,7 +227,10 @@ class Program:
         role = self._recipe.role
         fallible = self._weight.dtype == torch.float16
         while fallible and not self._hopeless:
-            output = self._attempt(request)
+            try:
+                output: torch.Tensor | None = self._within(request, strict=True)
+            except Overflow:
+                output = None
             if output is not None and is_finite(output):
                 return output
             if not is_finite(request.image):
@@ -244,13 +247,6 @@ class Program:
         if not (fallible or is_finite(output) or is_finite(request.image)):
             request.session.report.event(f"the {role}'s input has NaN or infinity")
         return output
-
-    def _attempt(self, request: Request) -> torch.Tensor | None:
-        """The output, or None where an overflow was seen before the end."""
-        try:
-            return self._within(request, strict=True)
-        except Overflow:
-            return None
 
     def _within(self, request: Request, strict: bool) -> torch.Tensor:
         """Run the plan; where memory is short after all, plan with half, until that is no less."""

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import device as devices
-from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.planner import VariantPlan, default_launcher
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.ops.base import KernelSpec, Op, Variant, Work
+from lib_rocm_sd.ops.base import KernelSpec, Op, Work
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, ConvProblem
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
@@ -93,7 +92,8 @@ class Readiness:
             return
         specs: dict[KernelSpec, None] = {}
         for op, problem in work:
-            for variant in _candidates(op, problem, info.arch, self.session.measures):
+            able = [variant for variant in op.able(info.arch, problem) if variant.ours]
+            for variant in able if self.session.measures else able[:1]:
                 for each in (problem, *op.test_problems(problem)):
                     configs = variant.configs(info.arch, each)
                     for config in configs if self.session.measures else configs[:1]:
@@ -108,14 +108,6 @@ class Readiness:
                 f"compiling {len(missing)} kernels of the VAE for {info.gfx}, once"
             )
             launcher.build(missing)
-
-
-def _candidates(
-    op: Op[Any, Any], problem: Any, arch: Arch, measures: bool
-) -> list[Variant[Any, Any]]:
-    """Our variants that may run a problem: all that are measured, else the one preferred."""
-    able = [variant for variant in op.able(arch, problem) if variant.ours]
-    return able if measures else able[:1]
 
 
 # What running a plan asks of the engine, as problems of its ops.
