@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import __version__
+from lib_rocm_sd.engine.memory import span
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
@@ -239,7 +240,7 @@ class _Writer:
         name = self._known.get(place)
         if name is None:
             name = self._known[place] = str(len(self._into))
-            flat = tensor.detach().as_strided((_span(tensor.shape, tensor.stride()),), (1,))
+            flat = tensor.detach().as_strided((span(tensor.shape, tensor.stride()),), (1,))
             self._into[name] = flat.to("cpu", copy=True)
         return {"tensor": name, "shape": list(tensor.shape), "stride": list(tensor.stride())}
 
@@ -287,10 +288,3 @@ def _class(name: str) -> Any:
 def _fields(item: Any) -> list[str]:
     is_one = dataclasses.is_dataclass(item) and not isinstance(item, type)
     return [each.name for each in dataclasses.fields(item)] if is_one else []
-
-
-def _span(shape: torch.Size, stride: tuple[int, ...]) -> int:
-    """Elements from the first to the last."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -75,6 +75,13 @@ def holders(tensor: torch.Tensor) -> int:
         return 1
     memory = tensor.untyped_storage()  # which counts, too
     return storage_uses(memory._cdata) - 1
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last of a tensor that lies so."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

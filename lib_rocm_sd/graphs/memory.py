@@ -14,7 +14,7 @@ from weakref import ref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib_rocm_sd.engine.memory import storage_uses
+from lib_rocm_sd.engine.memory import span, storage_uses
 
 ALIGNMENT = 256
 LENT, OWN, COPIED = "lent", "own", "copied"
@@ -254,11 +254,7 @@ def _alike(*tensors: Any) -> bool:
 
 def span_bytes(like: torch.Tensor) -> int:
     """From the first element to the last, rounded up."""
-    if not like.numel():
-        return 0
-    strides = _strides(like)
-    last = sum((size - 1) * stride for size, stride in zip(like.shape, strides, strict=True))
-    n_bytes = (last + 1) * like.element_size()
+    n_bytes = span(like.shape, _strides(like)) * like.element_size()
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 

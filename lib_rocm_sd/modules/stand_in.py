@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from lib_rocm_sd.engine.engine import is_compiling
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.modules.patches import ABSENT, Patch, is_the_classs, named, put, take
 from lib_rocm_sd.modules.unknown import TheirsError, UnknownModuleError, brief
-
-is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 
 
 class StandIn(ABC):
