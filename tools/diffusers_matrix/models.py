@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -226,7 +228,7 @@ class Scene:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.unet: Any = deepcopy(_made(self.model)).to(self.device, self.dtype)
+        self.unet: Any = _copy(self.model).to(self.device, self.dtype)
         self.pipeline = _pipeline(self.model.part, self.unet)
 
     def step(self, seed: int) -> torch.Tensor:
@@ -260,13 +262,32 @@ class Scene:
         return self.every(path)[0]
 
 
+def _copy(model: Model) -> nn.Module:
+    """A model of its own, in a quarter of a deepcopy's time: rows ask for a thousand."""
+    text, tensors = _made(model)
+    copying = pickle.Unpickler(io.BytesIO(text))
+    copying.persistent_load = deepcopy(tensors).__getitem__  # type: ignore[method-assign]
+    return copying.load()
+
+
 @cache
-def _made(model: Model) -> nn.Module:
-    """With values that are the same in float16 and float32."""
+def _made(model: Model) -> tuple[bytes, dict[int, torch.Tensor]]:
+    """Its modules, and their tensors by id: values that are the same in float16 and float32."""
     from diffusers.utils import logging
 
     logging.set_verbosity_error()
-    return fill(model.make()).half()
+    tensors: dict[int, torch.Tensor] = {}
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> int | None:
+            if not isinstance(value, torch.Tensor):
+                return None
+            tensors[id(value)] = value
+            return id(value)
+
+    text = io.BytesIO()
+    Pickler(text).dump(fill(model.make()).half())
+    return text.getvalue(), tensors
 
 
 def _ends(name: str, path: str) -> bool:
