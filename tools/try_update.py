@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNEL = "kernels/group_norm_silu.hip"
-"""What the second update changes."""
+OP, KERNEL = "layer_norm_backward", "kernels/norm_gradients.hip"
+"""What is compiled, and what of it the second update changes."""
 KEPT = {
     "config.json": '{"rocm_sd_headroom_mib": 512}',
     "ui-config.json": '{"txt2img/Enable/value": true}',
@@ -59,7 +59,7 @@ class Found:
 def main(arguments: list[str]) -> int:
     """0 where an update did what docs/releasing.md says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--op", default="group_norm", help="what is compiled: see `compile --help`")
+    parser.add_argument("--op", default=OP, help="what is compiled: see `compile --help`")
     parser.add_argument("--arch", default="gfx1100", help="for which GPU")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="rocm_sd_update_") as folder:

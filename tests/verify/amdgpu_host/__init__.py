@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,14 +164,30 @@ def _as_gpu(patch: pytest.MonkeyPatch, gpu: Gpu, ours: _Modules) -> None:
     ours.forget()
 
 
+_former: list[weakref.ref[torch.Tensor]] = []
+"""The tensors that were there at the last launch."""
+
+
+def _tensors() -> Iterator[torch.Tensor]:
+    """All that are referred to. An executor's launch leaves a hundred thousand objects, so each
+    launch looks only at those that came since the last.
+    """
+    objects = gc.get_objects()
+    new = compress(objects, map(_TENSORS.__contains__, map(type, objects)))
+    former = (tensor for tensor in (each() for each in _former) if tensor is not None)
+    tensors = [*former, *new]
+    _former[:] = map(weakref.ref, tensors)
+    gc.freeze()
+    return iter(tensors)
+
+
 def _memory() -> Memory:
     """The storages of all tensors, as buffers of exactly their sizes; nested ones are one.
 
     Not of those that are older than the test's file (`_settled` in tests/conftest.py).
     """
     found: dict[int, int] = {}
-    objects = gc.get_objects()  # millions, and that at each launch
-    for each in compress(objects, map(_TENSORS.__contains__, map(type, objects))):
+    for each in _tensors():
         if each.device.type == "cpu" and each.layout == torch.strided:
             storage = each.untyped_storage()
             if storage.data_ptr():
