@@ -130,11 +130,22 @@ def test_a_result_that_is_interrupted_is_kept(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_compiled_with_ours_has_ours_in_one_graph_for_all_sizes(
-    unet: models.Unet, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As `compiled-ours` is made, with a backend in Inductor's place, which takes minutes here."""
+    """As `compiled-ours` is made, with a backend in Inductor's place, which takes minutes here; of
+    the least UNet that has both attentions.
+    """
     if not KEEPS_WHOLE:
         pytest.skip("torch before 2.4 is not given the operators")
+    one_level = {
+        "block_out_channels": (32,),
+        "layers_per_block": 1,
+        "down_block_types": ("CrossAttnDownBlock2D",),
+        "mid_block_type": None,
+        "up_block_types": ("UpBlock2D",),
+    }
+    monkeypatch.setitem(models.CONFIGS, "least", models.CONFIGS["small"] | one_level)
+    unet = models.unet("least", CPU, torch.bfloat16)
     ours, graphs = torch.ops.rocm_sd.attention.default, []
 
     def backend(graph: Any, inputs: Any) -> Any:
