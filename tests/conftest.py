@@ -34,28 +34,28 @@ os.environ["ROCM_SD_SPOT_CHECK"] = "0"  # what is ours shall be ours in each cal
 os.environ.update(XDG_CACHE_HOME=str(OWN_CACHE), LOCALAPPDATA=str(OWN_CACHE))
 
 LONGEST = (
-    *(
-        "test_webui_a1111",
-        "test_webui_a1111_unet",
-        "test_webui_forge",
-        "test_browser_speed",
-        "test_browser_looks",
-    ),
-    *("test_amdgpu_host", "test_machine_code", "test_browser_accordion", "test_amdgpu_counts"),
-    *("test_browser_reload", "test_demo", "test_tiny_model", "test_compilers", "test_doctor"),
-    *("test_forge_host", "test_recording", "test_distributed_ends", "test_distributed_model"),
-    *("test_faults", "test_update"),
+    *("test_webui_a1111", "test_webui_a1111_unet", "test_webui_forge", "test_unet_ahead"),
+    *("test_browser_speed", "test_browser_looks", "test_amdgpu_host", "test_torch_ops_compiled"),
+    *("test_machine_code", "test_distributed_model", "test_unet_accuracy", "test_torch_ops"),
+    *("test_browser_accordion", "test_vae_bands", "test_bench_unet", "test_browser_reload"),
+    *("test_demo_page", "test_demo", "test_tiny_model", "test_unet_graphs", "test_decoding"),
+    *("test_comfyui_vae", "test_large_card", "test_distributed_ends", "test_call_file"),
+    *("test_pytorch_md", "test_update", "test_amdgpu_counts", "test_forge_host"),
+    *("test_compilers", "test_doctor", "test_recording", "test_faults", "test_gate"),
 )
 """Files whose tests stay together and take longest, the longest first: one that began last would be
 waited for by all workers.
 """
 APART = (
+    "test_changes",
     *("test_amdgpu_kernels", "test_amdgpu_planted", "test_simt_attention", "test_simt_planted"),
     "test_amdgpu_schedules",
     *("test_attention_random", "test_attention_resources", "test_simt_conv_places"),
     *("test_simt_conv_bands", "test_simt_conv", "test_simt_group_norm", "test_simt_layer_norm"),
 )
-"""Files of many tests that share nothing: workers take them one by one, last."""
+"""Files of many tests that share nothing: workers take them one by one, last. Most of the machine
+code's are known, so that the changes of a diffusers' UNet are what fills the workers in the end.
+"""
 COMPILING = tuple(f"tests/{name}/" for name in ("verify/amdgpu", "machine", "ops", "tune"))
 """Folders whose tests start compilers by the hundred."""
 TOGETHER = "tests/browser/"
