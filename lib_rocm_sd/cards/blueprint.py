@@ -342,10 +342,15 @@ class Subject:
         assert self._blueprint is not None
         return self._blueprint
 
+    def is_same(self) -> bool:
+        """Whether it still computes what it did when it was looked at, but for its weights."""
+        same = self._watch is not None and self._watch.same()
+        return same and self._surroundings() == self._around
+
     def look(self) -> None:
         """See what it is now; read again only what has changed."""
         self.manner, around = self._manner(), self._surroundings()
-        same = self._watch is not None and self._watch.same() and around == self._around
+        same = self.is_same()
         if same and not self.reasons:
             columns = self._columns()
             if columns == self._known:

@@ -55,19 +55,25 @@ class Shares:
     def forget(self) -> None:
         self._kinds.clear()
 
-    def way(self, kind: Hashable, rows: int, usable: Sequence[bool]) -> Way:
-        """For the next call, of `rows` rows, on the cards that are `usable`, as one's own is."""
+    def way(self, kind: Hashable, rows: int, usable: Sequence[bool], new: bool = True) -> Way:
+        """For the next call, of `rows` rows, on the cards that are `usable`, as one's own is.
+        `new`: it may be one that was not measured yet.
+        """
         record = self.of(kind)
         whole = (rows, *[0] * (len(usable) - 1))
         if not self._is_measured(record, whole) or rows < 2 or not any(usable[1:]):
             return whole
         divided = self.divided(kind, rows, usable)
-        fitting = [
-            way for way in record.times if _fits(way, usable) and self._is_measured(record, way)
-        ]
-        if not self._is_measured(record, divided) and len(fitting) < MOST_WAYS:
-            return divided
-        return min(fitting, key=record.times.__getitem__)
+        fitting = [way for way in record.calls if _fits(way, usable)]
+        measured = [way for way in fitting if self._is_measured(record, way)]
+        others = [way for way in (*fitting, divided) if not self._is_measured(record, way)]
+        if new and others and len(measured) < MOST_WAYS:
+            return others[0]
+        return min(measured, key=record.times.__getitem__)
+
+    def is_warm(self, kind: Hashable, way: Way) -> bool:
+        """Whether nothing has to be compiled, chosen or recorded for calls of this way."""
+        return self.of(kind).calls.get(way, 0) >= self.warm
 
     def divided(self, kind: Hashable, rows: int, usable: Sequence[bool]) -> Way:
         """`rows` over all usable cards, by their speeds as far as they are known."""

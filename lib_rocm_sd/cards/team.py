@@ -7,6 +7,7 @@ between cards by its rows (guidance split), as one of many pictures is (batch sp
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from lib_rocm_sd.cards.blueprint import Subject
 from lib_rocm_sd.cards.card import Card, NotDividedError, Start, Work, missing
 from lib_rocm_sd.cards.decoding import Decoding
-from lib_rocm_sd.cards.shares import Clock, Shares, Way, parts
+from lib_rocm_sd.cards.shares import Shares, Way, parts
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.modules.stand_in import StandIn
 from lib_rocm_sd.modules.unknown import TheirsError, UnknownModuleError
@@ -31,6 +32,8 @@ ANOTHER = (
 )
 FIRST = "its weights are sent after the first step"
 MOST_REASONS = 3
+MOST_SPENT_S = 0.15
+"""What calls of a new way may take in one picture: the first of them plan, and record."""
 GENERATIONS = 16
 """After so many, all that was measured is measured again."""
 Theirs = Callable[..., torch.Tensor]
@@ -69,11 +72,12 @@ class Team(Work):
         """The VAE's pictures, by the same cards."""
         self.generation = 0
         """How often `begin` was called."""
-        self._begins, self._sent = True, False
+        self._begins, self._sent, self._spent_s = True, False, 0.0
 
     def begin(self) -> None:
         """A generation begins, or the next pictures of one."""
         self._begins, self._sent, self._first, self.divided = True, False, None, 0
+        self._spent_s = 0.0
         self.decoding.begin()
         self.generation += 1
         if not self.generation % GENERATIONS:
@@ -110,19 +114,33 @@ class Team(Work):
             self.leave(why or "somebody records this call")
             return theirs(**call.given)
         usable = [not begins and m.has(subject) and m.may(call.kind) for m in self.members]
-        way = self.shares.way(call.kind, call.rows, [True, *usable])
+        new = self._spent_s < MOST_SPENT_S
+        way = self.shares.way(call.kind, call.rows, [True, *usable], new)
+        is_new = not self.shares.is_warm(call.kind, way)
+        begin = time.perf_counter()
         with self._clock.of(call.kind, way) as clock:
-            # Looking takes as long as a tenth of their part. What they make of weights that turn
-            # out to be no longer the subject's is dropped.
+            # Looking at weights takes as long as a tenth of a part, so comes after both parts have
+            # begun. Both are dropped if they turn out to be others than the replicas'.
             asked = self._ask(call, way)
+            own = self._own(call, way, theirs) if asked and subject.is_same() else None
             try:
                 self._prepare(subject, begins, ready, [member for member, _, _ in asked])
             except NotDividedError as reason:
                 why = str(reason)
-            if asked and not why and all(member.has(subject) for member, _, _ in asked):
-                return self._divided(call, way, asked, theirs)
-            clock.way = (call.rows, *[0] * len(self.members))
-            return self._whole(call, subject, why, theirs)
+            if own is None or why or not all(member.has(subject) for member, _, _ in asked):
+                clock.way = (call.rows, *[0] * len(self.members))
+                return self._whole(call, subject, why, theirs)
+            result = self._divided(call, way, asked, own, theirs)
+        if is_new:
+            self._spent_s += time.perf_counter() - begin
+        return result
+
+    def _own(self, call: Call, way: Way, theirs: Theirs) -> torch.Tensor:
+        """This card's part."""
+        self._clock.own_begins()
+        own = theirs(**call.part(0, way[0]))
+        self._clock.own_is_done()
+        return own
 
     def _ask(self, call: Call, way: Way) -> list[tuple[Card, int, int]]:
         """Begin the others' parts: who has begun which rows."""
@@ -188,23 +206,24 @@ class Team(Work):
         return result
 
     def _divided(
-        self, call: Call, way: Way, asked: Sequence[tuple[Card, int, int]], theirs: Theirs
+        self,
+        call: Call,
+        way: Way,
+        asked: Sequence[tuple[Card, int, int]],
+        own: torch.Tensor,
+        theirs: Theirs,
     ) -> torch.Tensor:
-        """With what `asked` compute; the rows of others come to nothing, and are made here."""
+        """`own` with what `asked` make; rows of which nothing comes are made here."""
         self.way, self.why = way, ""
-        begun = {first: (member, last) for member, first, last in asked}
-        clock = self._clock
-        clock.own_begins()
-        own = theirs(**call.part(0, way[0]))
-        clock.own_is_done()
+        begun = {first: member for member, first, _ in asked}
         whole = own.new_empty((call.rows, *own.shape[1:]))
         whole[: len(own)] = own
         is_whole = True
         for first, last in parts(way)[1:]:
-            member = begun[first][0] if first in begun and last > first else None
-            if last > first and not (
-                member is not None and self._fetched(member, call, whole[first:last], clock)
-            ):
+            if last == first:
+                continue
+            member = begun.get(first)
+            if member is None or not self._fetched(member, call, whole[first:last]):
                 whole[first:last] = theirs(**call.part(first, last))
                 is_whole = False
         self.divided += is_whole
@@ -212,7 +231,7 @@ class Team(Work):
             self.why = self.failures(call.kind) or "a card gave no result"
         return whole
 
-    def _fetched(self, member: Card, call: Call, into: torch.Tensor, clock: Clock) -> bool:
+    def _fetched(self, member: Card, call: Call, into: torch.Tensor) -> bool:
         result = member.fetch(call.kind)
         if result is None:
             return False
@@ -220,7 +239,7 @@ class Team(Work):
             member.bar(call.kind, "its result is of another kind than this card's")
             return False
         into.copy_(result.tensor, non_blocking=True)
-        clock.took(1 + self.members.index(member), result.ms)
+        self._clock.took(1 + self.members.index(member), result.ms)
         return True
 
 

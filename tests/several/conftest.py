@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from lib_rocm_sd.cards import replica
+from lib_rocm_sd.cards import replica, team
 from lib_rocm_sd.cards.replica import Limits, Replica
 from tests.several.help import CPU, Teams, command
 
@@ -55,6 +55,7 @@ def fine(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas do as they should, until a test says otherwise."""
     plan.write_text("")
     monkeypatch.setattr(replica, "command", lambda: command(plan))
+    monkeypatch.setattr(team, "MOST_SPENT_S", 1e9)  # machines of tests are slow
 
 
 @pytest.fixture(scope="package")
@@ -83,8 +84,8 @@ def again(shared: Replica) -> Callable[[torch.device], Replica]:
     return start
 
 
-@pytest.fixture
-def team(again: Callable[[torch.device], Replica], unet: Any) -> Iterator[Teams]:
+@pytest.fixture(name="team")
+def the_team(again: Callable[[torch.device], Replica], unet: Any) -> Iterator[Teams]:
     made = Teams(unet, again)
     yield made
     made.team.close()

@@ -111,6 +111,7 @@ class Teams:
         whole = (rows, *[0] * len(self.team.members))
         known.calls[whole] = WARM + MEASURED
         known.times[whole] = 1e9
+        known.speeds.clear()
 
 
 class Played:

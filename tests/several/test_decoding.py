@@ -72,6 +72,7 @@ class Pictures:
             self.make(image)
         known = self.decoding.shares.of(Kind(tuple(image.shape), HALF, self.program.scale))
         known.times |= {way: 1e9 for way in known.times if not any(way[1:])}
+        known.speeds.clear()
 
     def divided(self, image: torch.Tensor) -> torch.Tensor:
         self.warm(image)

@@ -97,7 +97,7 @@ def inputs(gpu: torch.device, rows: int, side: int) -> dict[str, torch.Tensor]:
     }
 
 
-def evenly(kind: Any, rows: int, usable: Sequence[bool]) -> tuple[int, ...]:
+def evenly(kind: Any, rows: int, usable: Sequence[bool], new: bool = True) -> tuple[int, ...]:
     """Whatever is faster: on one card, that is mostly one process."""
     return divide(rows, [1.0, 1.0], [1, 0]) if all(usable) else (rows, 0)
 

@@ -86,3 +86,12 @@ def test_all_is_measured_again() -> None:
     shares.again()
     found = played(shares, 2, {0: 10.0, 1: 5.0}, 20)
     assert (1, 1) in found and found[-1] == (1, 1)
+
+
+def test_a_way_that_was_begun_is_measured() -> None:
+    """Though the first of its calls says that one card takes all: it may have been held up."""
+    shares = Shares()
+    played(shares, 2, {0: 10.0, 1: 50.0}, WHOLE + WARM + 1)
+    assert shares.divided("kind", 2, [True, True]) == (2, 0)
+    assert shares.way("kind", 2, [True, True]) == (1, 1)
+    assert shares.way("kind", 2, [True, True], new=False) == (2, 0)

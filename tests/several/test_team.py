@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +16,7 @@ from lib_rocm_sd.cards import team as teams
 from lib_rocm_sd.cards.card import SENDING
 from lib_rocm_sd.cards.ranks import LostError
 from lib_rocm_sd.cards.replica import Replica
-from tests.several.help import Played, Teams, inputs, kind_of, near
+from tests.several.help import CPU, Played, Teams, inputs, kind_of, near
 
 
 @pytest.mark.parametrize(("rows", "side"), [(2, 8), (5, 8), (4, 12)])
@@ -192,9 +194,16 @@ def test_what_others_have_done(team: Teams, monkeypatch: Any, change: Any) -> No
     team.divided()
     theirs: list[Any] = []
     expected = change(team.unet)
-    monkeypatch.setattr(team.stand_in, "theirs", lambda **given: theirs.append(given))
+
+    def make(**given: Any) -> Any:
+        theirs.append(given)
+        return given["x"]
+
+    monkeypatch.setattr(team.stand_in, "theirs", make)
     team.unet(**inputs())
-    assert team.team.why.startswith(expected) and len(theirs) == 1
+    assert team.team.why.startswith(expected)
+    assert len(theirs[-1]["x"]) == 2
+    assert len(theirs) == 1 + (change is in_float8)  # a part was begun when weights were looked at
 
 
 def test_dilation(team: Teams) -> None:
@@ -304,3 +313,55 @@ def test_three_cards(unet: Any) -> None:
     made.team.shares.again()
     assert near(made.divided(6), made.alone(6)) and made.team.way[2] == 0
     assert not made.team.members[1].is_there and made.team.members[0].is_there
+
+
+def test_a_new_way_costs_no_picture_much(team: Teams, monkeypatch: Any) -> None:
+    """Its first calls plan and record; the rest of them waits for the next pictures."""
+    team.warm()
+    monkeypatch.setattr(teams, "MOST_SPENT_S", 0.0)
+    team.call()
+    assert team.team.way == (2, 0)
+    monkeypatch.setattr(teams, "MOST_SPENT_S", 1e-9)
+    for _ in range(2):
+        team.team.begin()
+        ways = []
+        for _ in range(4):
+            team.call()
+            ways.append(team.team.way)
+        assert ways == [(2, 0), (1, 1), (2, 0), (2, 0)]
+
+
+def test_weights_that_change_while_they_are_sent(team: Teams, monkeypatch: Any) -> None:
+    """What was sent is not what they are: it is sent again with the next pictures."""
+    replica, goes = team.member._replica, threading.Event()
+    fill = replica.fill
+
+    def wait(*given: Any) -> int:
+        sent: int = fill(*given)
+        assert goes.wait(60)
+        return sent
+
+    monkeypatch.setattr(replica, "fill", wait)
+    with torch.no_grad():
+        team.unet(**inputs())
+        team.unet(**inputs())
+        assert team.team.why == f"cpu: {SENDING}"
+        team.unet.out[2].weight.mul_(-1)
+        goes.set()
+        team.wait()
+        assert torch.equal(team.call(), team.alone()) and team.team.why == teams.AMID
+    team.team.begin()
+    assert near(team.divided(), team.alone())
+
+
+def test_off_while_weights_are_sent(unet: Any, plan: Path) -> None:
+    """The process is gone at once, and the thread that sent them with it."""
+    made = Teams(unet, lambda device: Replica(device, CPU, size=1 << 20))
+    made.call()
+    plan.write_text("weights hang")
+    with torch.no_grad():
+        made.unet(**inputs())
+    sending, begin = made.member._sending, time.monotonic()
+    made.team.close()
+    assert time.monotonic() - begin < 5 and sending.is_done
+    assert torch.equal(made.call(), made.alone())

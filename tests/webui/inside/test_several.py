@@ -69,7 +69,7 @@ def divide_all(webui: WebUI, monkeypatch: Any) -> list[Any]:
         ways.append(team.way if not team.why else team.why)
         return made
 
-    def way(self: Any, kind: Any, rows: int, usable: list[bool]) -> Any:
+    def way(self: Any, kind: Any, rows: int, usable: list[bool], new: bool = True) -> Any:
         return shares.divide(rows, [1.0, 1.0], [1, 0]) if all(usable) else (rows, 0)
 
     decodings = webui.library("cards.decoding")
