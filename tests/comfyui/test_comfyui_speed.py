@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.hosts.comfyui import chart, nodes, speedtest
+from lib_rocm_sd.hosts.comfyui import nodes, speedtest
 from lib_rocm_sd.hosts.comfyui import unet as comfy_unet
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_result import Document
@@ -50,7 +50,7 @@ def test_without_a_card_the_hosts_own_are_timed_and_ours_say_why(comfy: Any, out
         found = rows(content, test)
         assert "no GPU: this is the CPU" in found.pop("rocm_sd")["reason"]
         assert found and all(row["median"] > 0 and not row["reason"] for row in found.values())
-    assert "no GPU" in text and plot.shape[0] == 1 and plot.shape[2:] == (chart.WIDTH, 3)
+    assert "no GPU" in text and plot.shape[0] == 1 and plot.shape[2:] == (speedtest.WIDTH, 3)
     (kept,) = outputs.glob("*.json")
     assert json.loads(kept.read_text(encoding="utf-8"))["id"] == content["id"]
 
@@ -118,7 +118,7 @@ def test_a_test_that_cannot_run_fails_no_workflow(
     monkeypatch.setattr(comfy.management, "load_models_gpu", fails)
     plot, content, text = run(model_of(comfy))
     assert content == {"reason": said} and text.endswith(f"did not run: {said}")
-    assert plot.shape == (1, 2 * chart.PAD + chart.LINE, chart.WIDTH, 3)
+    assert plot.shape == (1, 2 * speedtest.PAD + speedtest.LINE, speedtest.WIDTH, 3)
 
 
 def test_cancel_ends_it_as_comfyui_does(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,15 +141,15 @@ def test_the_plot_has_a_bar_for_each_time() -> None:
         Row("step", "512", "rocm_sd", median=1.0),
         Row("step", "1024", "rocm_sd", reason="no memory"),
     ]
-    plot = chart.of_document(Document({"card": "a card"}, {}, made))
+    plot = speedtest.plot_of(Document({"card": "a card"}, {}, made))
     assert plot.dtype == torch.float32 and plot.min() >= 0 and plot.max() <= 1
 
     def length(line: int, colour: str) -> int:
         wanted = torch.tensor([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])
-        row = plot[0, chart.PAD + line * chart.LINE + chart.LINE // 2, :, :]
+        row = plot[0, speedtest.PAD + line * speedtest.LINE + speedtest.LINE // 2, :, :]
         return int((row - wanted).abs().amax(-1).lt(1e-3).sum())
 
-    assert length(4, chart.COLOURS[1]) == chart.BAR + 1
-    assert length(5, chart.COLOURS[0]) == round(chart.BAR / 4) + 1
-    assert length(8, chart.COLOURS[0]) == 0
-    assert plot.shape[1] == 2 * chart.PAD + 9 * chart.LINE
+    assert length(4, speedtest.COLOURS[1]) == speedtest.BAR + 1
+    assert length(5, speedtest.COLOURS[0]) == round(speedtest.BAR / 4) + 1
+    assert length(8, speedtest.COLOURS[0]) == 0
+    assert plot.shape[1] == 2 * speedtest.PAD + 9 * speedtest.LINE
