@@ -21,7 +21,7 @@ from lib_rocm_sd import __version__, arch, cache, device
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import selftest
-from lib_rocm_sd.commands.support import anonymous
+from lib_rocm_sd.commands.support import anonymous, places
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops import tuned
@@ -156,9 +156,7 @@ def _devices(broken: list[str]) -> list[tuple[torch.device, DeviceInfo]]:
         if old:
             broken.append(old)
             return []
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        places = [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
-        return [(place, device.identify(place)) for place in places]
+        return [(place, device.identify(place)) for place in places()]
     except TROUBLE as error:
         broken.append(f"torch cannot be used: {_line(error)}")
         return []

@@ -109,18 +109,21 @@ class Gpu:
     arch: Arch
 
 
+def places() -> list[torch.device]:
+    """Every GPU of torch's, else the CPU."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cuda", index) for index in range(count)] or [torch.device("cpu")]
+
+
 def gpu(index: int | None) -> Gpu:
     """The GPU of this number, else the first that our kernels serve. Raises UsageError with the
     reasons why there is none.
     """
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    places = [torch.device("cuda", each) for each in range(count)] or [torch.device("cpu")]
-    if index is not None:
-        places = [place for place in places if (place.index or 0) == index]
-    infos = [device.identify(place) for place in places]
-    for place, info in zip(places, infos, strict=True):
+    asked = [place for place in places() if index is None or (place.index or 0) == index]
+    infos = [device.identify(place) for place in asked]
+    for place, info in zip(asked, infos, strict=True):
         if not info.reasons and info.arch is not None:
             return Gpu(place, info, info.arch)
     raise UsageError("; ".join(infos[0].reasons) if infos else "torch has no GPU of that number")

@@ -15,6 +15,7 @@ from typing import Any
 from lib_rocm_sd import __version__
 from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands.support import Gpu, anonymous, compile_missing
+from lib_rocm_sd.console import say
 from lib_rocm_sd.engine import measure as tuning
 from lib_rocm_sd.engine import planner, selftest
 from lib_rocm_sd.lab.sensors import machine
@@ -61,17 +62,13 @@ class Slot:
 SLOTS = tuple(Slot(dtype, each) for dtype in kernel.DTYPES for each in kernel.SHIPPED_HEAD_DIMS)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
 def measure_missing(card: Gpu) -> None:
     """A line for each problem. Raises UsageError where nothing can be launched."""
     work = [each for slot in SLOTS for each in missing(card, slot)]
     if not work:
-        _say("All is measured already.")
+        say("All is measured already.")
         return
-    _say(f"{card.info.name} ({card.arch.gfx}): {len(work)} problems; this takes some minutes.")
+    say(f"{card.info.name} ({card.arch.gfx}): {len(work)} problems; this takes some minutes.")
     try:
         launch = planner.default_launcher(card.place, card.arch)
     except (RuntimeError, OSError) as error:
@@ -79,9 +76,9 @@ def measure_missing(card: Gpu) -> None:
         raise UsageError(f"the driver cannot be used: {why}") from error
     configs = [(problem, each) for problem in work for each in VARIANT.configs(card.arch, problem)]
     specs = [spec for pair in configs for spec in VARIANT.specs(card.arch, *pair)]
-    compile_missing(specs, card.arch, _say)
+    compile_missing(specs, card.arch, say)
     for number, problem in enumerate(work, 1):
-        _say(f"{number:3} of {len(work)}  {problem}: {_measured(card, launch, problem)}")
+        say(f"{number:3} of {len(work)}  {problem}: {_measured(card, launch, problem)}")
 
 
 def _measured(card: Gpu, launch: Launch | None, problem: AttentionProblem) -> str:
@@ -143,14 +140,14 @@ def measure(card: Gpu, launch: Launch | None, problem: AttentionProblem) -> Each
     for config in VARIANT.configs(card.arch, problem):
         reason = _wrong(card, launch, problem, config)
         if reason:
-            _say(f"  left out: {config}: {anonymous(reason)}")
+            say(f"  left out: {config}: {anonymous(reason)}")
         else:
             contenders.append(tuning.Contender(VARIANT, config, launch))
     times, failures = tuning.measure(ATTENTION, problem, card.place, contenders, BUDGET_S)
     for contender, error in failures:
         if selftest.is_out_of_memory(error):
             raise error
-        _say(f"  left out: {contender.config}: {selftest.describe(error)}")
+        say(f"  left out: {contender.config}: {selftest.describe(error)}")
     if not times:
         return {}
     others, _ = tuning.load(ATTENTION, card.info, problem)
