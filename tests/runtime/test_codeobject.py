@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lib_rocm_sd import arch
-from lib_rocm_sd.runtime import codeobject, msgpack
+from lib_rocm_sd.runtime import codeobject
 from tests.runtime.code_objects import code_object, kernel_row, packed
 
 
@@ -98,7 +98,7 @@ def test_a_bundle_gives_the_code_of_its_target() -> None:
     [0, 127, 128, 70000, -1, -40, True, False, "x" * 40, ["a", [1]], {"a": {"b": 2}, "c": []}],
 )
 def test_messagepack_values(value: Any) -> None:
-    assert msgpack.decode(packed(value)) == value
+    assert codeobject.decode_msgpack(packed(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_messagepack_values(value: Any) -> None:
     ],
 )
 def test_messagepack_forms(data: bytes, value: Any) -> None:
-    assert msgpack.decode(data) == value
+    assert codeobject.decode_msgpack(data) == value
 
 
 @pytest.mark.parametrize("data", [b"", b"\xa5ab", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\xa1\xff"])
 def test_what_is_not_messagepack(data: bytes) -> None:
     with pytest.raises(ValueError, match="MessagePack"):
-        msgpack.decode(data)
+        codeobject.decode_msgpack(data)
 
 
 @pytest.mark.parametrize(
