@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,7 @@ class WebUI:
 
     def vae(self) -> Any:
         """With --lowvram and --medvram moved to the GPU, until a picture is made or the end."""
-        model = host.loaded_model()
-        if model is None:
-            raise ValueError(NO_CHECKPOINT)
-        decoder = getattr(host.vae_of(model), "decoder", None)
+        decoder = getattr(host.vae_of(_model()), "decoder", None)
         if not isinstance(decoder, nn.Module):
             return None
         self._move_here(decoder)
@@ -108,9 +105,7 @@ class WebUI:
     def unet(self) -> Denoiser | None:
         """As the VAE; with --lowvram the WebUI moves its parts itself, and so does a Forge."""
         self._move_back()
-        model = host.loaded_model()
-        if model is None:
-            raise ValueError(NO_CHECKPOINT)
+        model = _model()
         unet = host.unet_of(model)
         why = unet_host.obstacle(unet)
         if unet is None or why:
@@ -139,9 +134,7 @@ class WebUI:
     ) -> Picture:
         """By the loaded checkpoint. ValueError where the extension on would change nothing."""
         self._move_back()
-        model = host.loaded_model()
-        if model is None:
-            raise ValueError(NO_CHECKPOINT)
+        model = _model()
         if enabled and _why_nothing():
             raise ValueError(f"this extension is not in use: {_why_nothing()}")
         p = _processing(model, steps, size)
@@ -168,6 +161,14 @@ class WebUI:
         while self._moved:
             module, device = self._moved.pop()
             module.to(device)
+
+
+def _model() -> Any:
+    """The loaded checkpoint. ValueError where there is none."""
+    model = host.loaded_model()
+    if model is None:
+        raise ValueError(NO_CHECKPOINT)
+    return model
 
 
 def _call(owner: Any, name: str, **arguments: Any) -> None:
@@ -279,72 +280,66 @@ def _why_nothing() -> str:
     return (engine.usable(host.device()) or why)[0]
 
 
+@dataclass
 class Steps:
     """The steps of a picture that the WebUI makes: how fast they are, how far it is, when it ends.
 
     Within it, each call of the model's UNet is noted; one that begins after a cancel raises."""
 
-    def __init__(
-        self,
-        model: Any,
-        steps: int,
-        device: torch.device,
-        progress: Callable[[float], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        self._unet = host.unet_of(model)
-        self._steps = steps
-        self._device = device
-        self._progress = progress
-        self._cancelled = cancelled
-        self._marks: list[Any] = []
-        self._hook: Any = None
+    model: Any
+    steps: int
+    device: torch.device
+    progress: Callable[[float], None]
+    cancelled: Callable[[], bool]
+    marks: list[Any] = field(default_factory=list)
+    hook: Any = None
 
     def __enter__(self) -> Steps:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
-        if self._unet is not None:
-            self._hook = self._unet.register_forward_pre_hook(self._note)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        unet = host.unet_of(self.model)
+        if unet is not None:
+            self.hook = unet.register_forward_pre_hook(self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._hook is not None:
-            self._hook.remove()
+        if self.hook is not None:
+            self.hook.remove()
 
     def _note(self, *_: Any) -> None:
-        if self._cancelled():
+        if self.cancelled():
             raise Cancelled("cancelled")
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             mark = torch.cuda.Event(enable_timing=True)
-            mark.record(torch.cuda.current_stream(self._device))
-            self._marks.append(mark)
+            mark.record(torch.cuda.current_stream(self.device))
+            self.marks.append(mark)
         else:
-            self._marks.append(time.perf_counter())
+            self.marks.append(time.perf_counter())
         step = getattr(host.attribute("modules.shared", "state"), "sampling_step", 0)
-        self._progress(min(step / (self._steps + 1), 1.0))
+        self.progress(min(step / (self.steps + 1), 1.0))
 
     def per_second(self) -> float:
         """Steps a second between the first and the last call; a step may be several calls.
 
         NaN where that cannot be told.
         """
-        calls = len(self._marks)
+        calls = len(self.marks)
         if calls < 2:
             return math.nan
-        first, last = self._marks[0], self._marks[-1]
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        first, last = self.marks[0], self.marks[-1]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
             past_s = first.elapsed_time(last) / 1000
         else:
             past_s = last - first
-        return (calls - 1) * self._steps / calls / past_s if past_s > 0 else math.nan
+        return (calls - 1) * self.steps / calls / past_s if past_s > 0 else math.nan
 
     def peak_mib(self) -> float:
         """The most device memory so far; NaN where the device cannot tell."""
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return math.nan
-        return torch.cuda.max_memory_allocated(self._device) / 2**20
+        return torch.cuda.max_memory_allocated(self.device) / 2**20
 
 
 def denoiser(model: nn.Module, device: torch.device) -> Denoiser:
