@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from lib_rocm_sd.hosts.read import vae_ldm
-from lib_rocm_sd.hosts.read.vae import read
+from lib_rocm_sd.hosts.read.vae import is_known, read
 from lib_rocm_sd.modules.watch import Structure
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, made_rows, needed_rows, rows_above
 from tests.vae import vae_models
@@ -218,7 +217,7 @@ def test_other_classes_are_not_known() -> None:
     ],
 )
 def test_families_are_known_by_their_python_module(family: str, known: bool) -> None:
-    assert vae_ldm.is_known(family) is known
+    assert is_known(family) is known
 
 
 def test_forwards_that_were_put_back_are_the_classs_own() -> None:

@@ -16,8 +16,7 @@ from torch import nn
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.engine.planner import VariantPlan
 from lib_rocm_sd.hosts.read.findings import Findings
-from lib_rocm_sd.hosts.read.vae import read
-from lib_rocm_sd.hosts.read.vae_ldm import steps
+from lib_rocm_sd.hosts.read.vae import Ldm, read
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
@@ -75,7 +74,9 @@ def standard(role: str, latent: int = 4) -> Recipe:
     with torch.device("meta"):
         made = getattr(ldm(), role.capitalize())((128, 256, 512, 512), 32, z=latent, blocks=2)
     found = Findings(LDM)
-    recipe = Recipe(role, tuple(steps(found, made.half(), role)))
+    reader = Ldm(found, role)
+    reader.coder(made.half())
+    recipe = Recipe(role, tuple(reader.steps))
     assert not found.reasons
     return recipe
 

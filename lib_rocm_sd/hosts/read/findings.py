@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
@@ -76,6 +76,9 @@ _BRINGS = "brings its weights from elsewhere in each call"
 
 class Findings:
     """Collects reasons while a module is read. Each method returns what it can.
+
+    A leaf is read as what `path` leads to in `owner`, "" being the owner itself. Reasons call it by
+    that path within `within`.
 
     `family` is the Python module, or package, that must define the classes of all blocks.
     `hosts_own`: Python modules whose forwards in these classes compute what the classes' own do.
@@ -222,12 +225,19 @@ class Findings:
                 self.add(f"{name}: {cls.__name__}.{key} does more than is known: {', '.join(more)}")
 
     def conv(
-        self, module: Any, name: str, kernel: int = 3, stride: int = 1, padding: int | None = None
+        self,
+        owner: Any,
+        path: str,
+        within: str = "",
+        kernel: int = 3,
+        stride: int = 1,
+        padding: int | None = None,
     ) -> nn.Conv2d | None:
-        """`module` if it is a plain convolution.
+        """What is there if it is a plain convolution.
 
         `padding`: by default 1 for 3x3, 0 for 1x1 and for stride 2.
         """
+        module, name = _at(owner, path, within)
         if not isinstance(module, nn.Conv2d) or path_of(module) not in CONV_CLASSES:
             self._other_class(module, name, "Conv2d")
             return None
@@ -246,36 +256,39 @@ class Findings:
         self.watch(module, *CONV_SETTINGS)
         return module
 
-    def linear(self, module: Any, name: str) -> nn.Linear | None:
-        """`module` if it is a plain Linear, with or without a bias."""
-        path = path_of(module)
-        is_linear = isinstance(module, nn.Linear) or path == FORGES_LINEAR
-        if not is_linear or path not in LINEAR_CLASSES:
+    def linear(self, owner: Any, path: str, within: str = "") -> nn.Linear | None:
+        """What is there if it is a plain Linear, with or without a bias."""
+        module, name = _at(owner, path, within)
+        cls = path_of(module)
+        if not isinstance(module, nn.Linear) and cls != FORGES_LINEAR or cls not in LINEAR_CLASSES:
             self._other_class(module, name, "Linear")
             return None
         self._plain(module, name, {})
         self._class_forward(type(module), name)
         return module
 
-    def projection(self, module: Any, name: str) -> nn.Module | None:
-        """`module` if it is a Linear or a 1x1 convolution."""
-        if isinstance(module, nn.Conv2d):
-            return self.conv(module, name, kernel=1)
-        return self.linear(module, name)
+    def projection(self, owner: Any, path: str, within: str = "") -> nn.Module | None:
+        """What is there if it is a Linear or a 1x1 convolution."""
+        if isinstance(_at(owner, path, within)[0], nn.Conv2d):
+            return self.conv(owner, path, within, kernel=1)
+        return self.linear(owner, path, within)
 
-    def group_norm(self, module: Any, name: str) -> nn.GroupNorm | None:
-        """`module` if it is a GroupNorm with weight and bias."""
+    def group_norm(self, owner: Any, path: str, within: str = "") -> nn.GroupNorm | None:
+        """What is there if it is a GroupNorm with weight and bias."""
+        module, name = _at(owner, path, within)
         if not isinstance(module, nn.GroupNorm) or not is_group_norm(module):
             self._other_class(module, name, "GroupNorm")
             return None
         self._plain(module, name, {"affine": True})
-        self.watch(module, "num_groups")
-        self.watch(module, "eps")
+        self.watch(module, "num_groups", "eps")
         self._class_forward(type(module), name)
         return module
 
-    def layer_norm(self, module: Any, name: str) -> nn.LayerNorm | None:
-        """`module` if it is a LayerNorm of the last dimension, with weight; a bias is optional."""
+    def layer_norm(self, owner: Any, path: str, within: str = "") -> nn.LayerNorm | None:
+        """What is there if it is a LayerNorm of the last dimension, with weight; a bias is
+        optional.
+        """
+        module, name = _at(owner, path, within)
         if not isinstance(module, nn.LayerNorm) or path_of(module) not in LAYER_NORM_CLASSES:
             self._other_class(module, name, "LayerNorm")
             return None
@@ -286,8 +299,9 @@ class Findings:
             self.add(f"{name} is over {len(module.normalized_shape)} dimensions")
         return module
 
-    def listed(self, module: Any, name: str, *counts: int) -> list[Any]:
+    def listed(self, owner: Any, path: str, within: str = "", *counts: int) -> list[Any]:
         """The members of a ModuleList or Sequential of one of `counts`; empty, noted, if not."""
+        module, name = _at(owner, path, within)
         if type(module) not in (nn.ModuleList, nn.Sequential):
             self.add(f"{name} is {_described(module)}, not a list of modules")
             return []
@@ -297,16 +311,18 @@ class Findings:
             return []
         return list(module)
 
-    def silu(self, module: Any, name: str) -> None:
+    def silu(self, owner: Any, path: str, within: str = "") -> None:
         """Notes an activation other than SiLU."""
+        module, name = _at(owner, path, within)
         if type(module) is not nn.SiLU:
             self.add(f"{name} is {_described(module)}, not SiLU")
         else:
             self.untouched(module, name)
             self._class_forward(nn.SiLU, name)
 
-    def no_dropout(self, module: Any, name: str) -> None:
+    def no_dropout(self, owner: Any, path: str, within: str = "") -> None:
         """Notes a dropout that would drop something now."""
+        module, name = _at(owner, path, within)
         if module is None:
             return
         if type(module) is nn.Dropout:
@@ -320,7 +336,7 @@ class Findings:
         self._class_forward(type(module), name)
 
     def settings(
-        self, module: Any, name: str, expected: dict[str, Any], *, watched: bool = True
+        self, module: Any, name: str, expected: Mapping[str, Any], *, watched: bool = True
     ) -> None:
         """Notes attributes that exist and differ from what is `expected`, and watches them."""
         if watched:
@@ -349,7 +365,7 @@ class Findings:
         else:
             self.add(f"{name} is {_described(module)}, not a {wanted}")
 
-    def _plain(self, module: nn.Module, name: str, expected: dict[str, Any]) -> None:
+    def _plain(self, module: nn.Module, name: str, expected: Mapping[str, Any]) -> None:
         self.untouched(module, name)
         self.settings(module, name, expected, watched=False)
         if getattr(module, "lora_layer", None) is not None:
@@ -368,7 +384,11 @@ class Findings:
             changes = CHANGES if flag == FORGES_CAST else ()
             functions = WEIGHT_FUNCTIONS if hasattr(module, WEIGHT_FUNCTIONS[0]) else ()
             keys = (flag, *changes, *functions)
-            self.watched += [(own, key, _as_it_is(own.get(key))) for key in keys]
+            values = [own.get(key) for key in keys]
+            self.watched += [
+                (own, key, list(value) if isinstance(value, list) else value)  # as it is now
+                for key, value in zip(keys, values, strict=True)
+            ]
         children = [key for key, child in module._modules.items() if child is not None]
         extra = {key for key, value in module._parameters.items() if value is not None}
         for key in [*children, *sorted(extra - {"weight", "bias"})]:
@@ -386,9 +406,12 @@ def is_quantised(module: Any) -> bool:
     return marked or not weight.is_floating_point()
 
 
-def _as_it_is(value: Any) -> Any:
-    """A list's members as they are now."""
-    return list(value) if isinstance(value, list) else value
+def _at(owner: Any, path: str, within: str) -> tuple[Any, str]:
+    """What `path` leads to in `owner`, None where a step is missing, and what to call it."""
+    module = owner
+    for key in path.split(".") if path else ():
+        module = getattr(module, key, None)
+    return module, f"{within}.{path}" if within and path else within or path
 
 
 def _described(module: Any) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from lib_rocm_sd.hosts.read import unet_comfy, unet_diffusers, unet_forge, unet_ldm
+from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
+from lib_rocm_sd.hosts.read.unet_ldm import Comfy, Forge, Ldm
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet import blocks
@@ -69,54 +71,41 @@ def _check_parameters(found: Findings, leaves: Iterable[nn.Module], told: bool) 
         found.add(f"its weights lie on {', '.join(sorted(map(str, devices)))}")
 
 
-def _kinds(source: Any, family: str) -> tuple[Kind, ...]:
-    def kind(title: str, role: str, run: Any) -> Kind:
-        reader = partial(_read, family, getattr(source, role))
-        return Kind(title, reader, getattr(source, f"{role}_call"), run)
+Run = Callable[[Any, Any, blocks.Means, Calls], Any]
 
-    return (
-        kind(TITLES[0], "resnet", blocks.resnet),
-        kind(TITLES[1], "transformer", blocks.transformer),
-        kind(TITLES[2], "block", blocks.block),
-        kind(TITLES[3], "resample", blocks.resample),
-        kind(TITLES[4], "resample", blocks.resample),
-        kind(TITLES[5], "end", blocks.ends),
+
+def _kinds(family: str, reader: Ldm) -> tuple[Kind, ...]:
+    roles: tuple[tuple[str, Run], ...] = (
+        *(("resnet", blocks.resnet), ("transformer", blocks.transformer), ("block", blocks.block)),
+        *(("resample", blocks.resample), ("resample", blocks.resample), ("end", blocks.ends)),
+    )
+    return tuple(
+        Kind(title, partial(_read, family, getattr(reader, role)), reader.calls[role], run)
+        for title, (role, run) in zip(TITLES, roles, strict=True)
     )
 
 
-_NAMES = {
-    "ldm": ("ResBlock", "SpatialTransformer", "BasicTransformerBlock", "Upsample", "Downsample"),
-    "diffusers": (
-        "ResnetBlock2D",
-        "Transformer2DModel",
-        "BasicTransformerBlock",
-        "Upsample2D",
-        "Downsample2D",
-    ),
+_READERS: Mapping[str, Ldm] = {
+    **dict.fromkeys(("ldm", "sgm"), Ldm()),
+    "comfy": Comfy(),
+    **dict.fromkeys(("backend", "ldm_patched"), Forge()),
+    "diffusers": Diffusers(),
 }
-_BY_FAMILY: Mapping[str, tuple[Kind, ...]] = {
-    "ldm": _kinds(unet_ldm, "ldm"),
-    "sgm": _kinds(unet_ldm, "sgm"),
-    "comfy": _kinds(unet_comfy, "comfy"),
-    "backend": _kinds(unet_forge, "backend"),
-    "ldm_patched": _kinds(unet_forge, "ldm_patched"),
-    "diffusers": _kinds(unet_diffusers, "diffusers"),
-}
-_OF_DIFFUSERS = "diffusers"
-"""All other families have the names of ldm's classes and modules."""
-_ENDS = {
-    "ldm": ("input_blocks.0.0", "out"),
-    _OF_DIFFUSERS: ("conv_in", "conv_norm_out", "conv_out"),
-}
-"""Where a UNet's first and last layers are."""
+"""By the package that defines a UNet's classes."""
+_KINDS = {family: _kinds(family, reader) for family, reader in _READERS.items()}
 
 
 def blocks_of(model: nn.Module) -> list[tuple[nn.Module, Kind]]:
     """The blocks of a UNet, each with its kind, in its own order."""
-    family = _family(model)
-    ends = dict.fromkeys(_at(model, path) for path in _names(_ENDS, family))
-    found = [(end, _BY_FAMILY[family][-1]) for end in ends if end is not None]
-    return [*found, *_within(model, {end for end in ends if end is not None})]
+    families = (cls.__module__.partition(".")[0] for cls in type(model).__mro__)
+    family = next((name for name in families if name in _READERS), "")
+    found: dict[nn.Module, Kind] = {}
+    for path in _READERS[family].ends if family else ():
+        try:
+            found[model.get_submodule(path)] = _KINDS[family][-1]
+        except AttributeError:
+            continue
+    return [*found.items(), *_within(model, set(found))]
 
 
 def _within(module: nn.Module, taken: set[nn.Module]) -> Iterator[tuple[nn.Module, Kind]]:
@@ -142,26 +131,7 @@ def _known(module: nn.Module) -> tuple[tuple[Kind, ...], int] | None:
     """
     for cls in type(module).__mro__:
         family = cls.__module__.partition(".")[0]
-        names = _names(_NAMES, family)
+        names = _READERS[family].classes if family in _READERS else ()
         if cls.__name__ in names:
-            return _BY_FAMILY[family], names.index(cls.__name__)
+            return _KINDS[family], names.index(cls.__name__)
     return None
-
-
-def _names(table: Mapping[str, tuple[str, ...]], family: str) -> tuple[str, ...]:
-    if family not in _BY_FAMILY:
-        return ()
-    return table[family if family == _OF_DIFFUSERS else "ldm"]
-
-
-def _family(model: nn.Module) -> str:
-    """That of the model's class, or of one that it is derived from; empty if none is known."""
-    names = (cls.__module__.partition(".")[0] for cls in type(model).__mro__)
-    return next((name for name in names if name in _BY_FAMILY), "")
-
-
-def _at(model: nn.Module, path: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        return None
