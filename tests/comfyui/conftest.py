@@ -13,7 +13,7 @@ import pytest
 
 from lib_rocm_sd import report
 from lib_rocm_sd.hosts.comfyui import everywhere, unet
-from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.comfyui.host import tally
 from tests.comfyui.play import Engine, play
 from tests.comfyui.unet_steps import model_of
 

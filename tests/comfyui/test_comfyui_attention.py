@@ -12,8 +12,8 @@ from lib_rocm_sd import report
 from lib_rocm_sd.hosts import attention as host_attention
 from lib_rocm_sd.hosts.attention import NotOursError, call_of
 from lib_rocm_sd.hosts.comfyui.attention import KEY
+from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.hosts.comfyui.model import optimized
-from lib_rocm_sd.hosts.comfyui.tally import tally
 from tests.comfyui.conftest import left
 from tests.comfyui.play import Engine
 

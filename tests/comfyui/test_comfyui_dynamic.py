@@ -11,8 +11,8 @@ from lib_rocm_sd.hosts.comfyui import speedtest
 from lib_rocm_sd.hosts.comfyui import unet as ours
 from lib_rocm_sd.hosts.comfyui import vae as vaes
 from lib_rocm_sd.hosts.comfyui.attention import KEY
+from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.hosts.comfyui.model import optimized
-from lib_rocm_sd.hosts.comfyui.tally import tally
 from tests.comfyui.conftest import left
 from tests.comfyui.play import Engine
 from tests.comfyui.unet_steps import TOTALS, counts, model_of, near, step, with_ours
@@ -111,7 +111,7 @@ def test_a_vae_that_is_dynamic_says_how_it_could_be_ours(comfy: Any, card: Engin
     z = torch.randn(1, 4, 8, 8)
     with torch.no_grad():
         decoded = vae.decode(z)
-        made = vaes.with_ours(vae, vaes.NodeWish(session=speedtest.sessions.of("Auto")))
+        made = vaes.with_ours(vae, vaes.NodeWish(session=speedtest.host.session_of("Auto")))
         assert torch.equal(made.decode(z), decoded)
     told = list(left())
     assert told[0] == f"VAE: DynamicVRAM brings its weights in each call; {UNLESS}"

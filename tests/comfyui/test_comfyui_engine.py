@@ -11,9 +11,8 @@ from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.hosts import attention as host_attention
 from lib_rocm_sd.hosts import gate
-from lib_rocm_sd.hosts.comfyui import sessions
 from lib_rocm_sd.hosts.comfyui.attention import Override
-from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.comfyui.host import session_of, tally
 from lib_rocm_sd.ops.attention.kernel import AttentionParams
 from tests.comfyui.conftest import left
 from tests.comfyui.play import CARD
@@ -37,7 +36,7 @@ def call(dtype: torch.dtype = torch.float16, head_dim: int = 64, **options: Any)
     options = {"skip_reshape": True, **options}
     with torch.inference_mode(not options.pop("graded", False)):
         theirs: Any = lambda *args, **kwargs: "ComfyUI's"  # noqa: E731
-        return Override(sessions.of("Auto"))(theirs, q, k, v, 3, **options)
+        return Override(session_of("Auto"))(theirs, q, k, v, 3, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -17,7 +17,7 @@ from lib_rocm_sd import cache
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
 from lib_rocm_sd.hosts.comfyui.attention import KEY
-from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.policy import LEVELS
 from lib_rocm_sd.trials.gate import GateState
 from tests.comfyui.conftest import DOUBLE, left
@@ -155,7 +155,7 @@ def test_a_library_that_cannot_be_imported_at_all_is_logged(
     from lib_rocm_sd import hosts
     from lib_rocm_sd.hosts import comfyui
 
-    for owner, module in ((hosts, "trouble"), (comfyui, "tally"), (comfyui, "vae")):
+    for owner, module in ((hosts, "trouble"), (comfyui, "host"), (comfyui, "vae")):
         monkeypatch.setitem(sys.modules, f"{owner.__name__}.{module}", None)
         monkeypatch.delattr(owner, module, raising=False)
     given = object()

@@ -14,8 +14,8 @@ import torch
 from lib_rocm_sd import report
 from lib_rocm_sd.hosts.comfyui import status
 from lib_rocm_sd.hosts.comfyui import unet as ours
+from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.hosts.comfyui.model import optimized
-from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.unet import compute
 from tests.comfyui.conftest import left
 from tests.comfyui.unet_steps import (

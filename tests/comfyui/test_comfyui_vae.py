@@ -12,9 +12,8 @@ import torch
 from lib_rocm_sd import policy, report
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.errors import DeviceOutOfMemoryError
-from lib_rocm_sd.hosts.comfyui import sessions
 from lib_rocm_sd.hosts.comfyui import vae as vaes
-from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.comfyui.host import session_of, tally
 from lib_rocm_sd.hosts.comfyui.vae import NodeWish
 from lib_rocm_sd.modules.unknown import UnknownModuleError
 from lib_rocm_sd.vae.program import Program
@@ -39,7 +38,7 @@ def forwards(vae: Any) -> list[Any]:
 
 
 def wish(mode: str = "auto", level: str = "Auto", **others: Any) -> NodeWish:
-    return NodeWish(mode, session=sessions.of(level), **others)
+    return NodeWish(mode, session=session_of(level), **others)
 
 
 def latent(size: int = 8, batch: int = 1) -> torch.Tensor:

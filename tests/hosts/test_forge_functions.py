@@ -10,8 +10,7 @@ import torch
 
 from lib_rocm_sd import report
 from lib_rocm_sd.hosts import attention as host_attention
-from lib_rocm_sd.hosts.webui.attention import Function, calls, packed, spatial
-from lib_rocm_sd.hosts.webui.method import of_functions
+from lib_rocm_sd.hosts.webui.attention import Function, calls, of_functions, packed, spatial
 from tests.comfyui.play import CARD, FLOATS, Engine
 
 B, H, S, D = 2, 4, 9, 8

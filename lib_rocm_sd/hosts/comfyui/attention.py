@@ -16,7 +16,7 @@ import torch
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.attention import attend, call_of
 from lib_rocm_sd.hosts.comfyui import host
-from lib_rocm_sd.hosts.comfyui.tally import tally
+from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.modules.stand_in import is_compiling
 
 KEY = "optimized_attention_override"

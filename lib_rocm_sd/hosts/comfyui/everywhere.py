@@ -77,9 +77,9 @@ def _model(theirs: Callable[..., Any], level: str) -> Callable[..., Any]:
 def _override(level: str) -> dict[str, Any]:
     """What options have where a model has no override of its own; imported at the first step."""
     try:
-        from lib_rocm_sd.hosts.comfyui import attention, sessions
+        from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
 
-        return {attention.KEY: attention.Override(sessions.of(level))}
+        return {KEY: Override(host.session_of(level))}
     except Exception as error:
         host.say(f"attention is ComfyUI's own: {trouble.once(error)}")
         return {}
@@ -100,9 +100,8 @@ def _vae(theirs: Callable[..., None], level: str) -> Callable[..., None]:
 def _equip(vae: Any, level: str) -> None:
     from torch import nn
 
-    from lib_rocm_sd.hosts.comfyui import sessions
     from lib_rocm_sd.hosts.comfyui import vae as vaes
 
     model = getattr(vae, "first_stage_model", None)
     if isinstance(model, nn.Module):
-        vaes.equip(vae, model, vaes.NodeWish(session=sessions.of(level)))
+        vaes.equip(vae, model, vaes.NodeWish(session=host.session_of(level)))

@@ -1,4 +1,5 @@
-"""What we use of ComfyUI; nothing raises where a piece is missing.
+"""What we use of ComfyUI, where nothing raises if a piece is missing; and what this process keeps:
+the engine's sessions, and a tally of what was ours and what was left to ComfyUI.
 
 Read in Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/model_management.py, comfy/utils.py,
 and the hook of the progress bar in main.py.
@@ -11,12 +12,20 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd import console
+from lib_rocm_sd import console, policy
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.optional import attribute
+from lib_rocm_sd.hosts.ours import Tally
+from lib_rocm_sd.report import report
 
 NAME = "ROCm SD"
+UNET = "UNet"
+LEFT = "left to ComfyUI's own code: "
+"""How the report's events about calls begin."""
 
 log = console.Log("rocm_sd.comfyui")
+tally = Tally(f"{LEFT}{{what}}: {{why}}")
+_sessions: dict[str, Session] = {}
 
 
 def say(message: str) -> None:
@@ -77,3 +86,12 @@ def progress_bar() -> Callable[[int, int], None]:
             raise Cancelled(error) from None
 
     return show
+
+
+def session_of(level: str) -> Session:
+    """The session of a level, always the same one, so that plans are found again. ValueError where
+    there is no such level.
+    """
+    if level not in _sessions:
+        _sessions[level] = Session(policy.by_name(level), 0, report, say, interrupted)
+    return _sessions[level]

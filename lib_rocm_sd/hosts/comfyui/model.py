@@ -14,9 +14,8 @@ import torch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.comfyui import sessions
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
-from lib_rocm_sd.hosts.comfyui.tally import UNET, tally
+from lib_rocm_sd.hosts.comfyui.host import UNET, session_of, tally
 from lib_rocm_sd.hosts.optional import attribute
 from lib_rocm_sd.hosts.ours import ATTENTION
 from lib_rocm_sd.modules.patches import named
@@ -87,7 +86,7 @@ def _set_attention(options: dict[str, Any], level: str, attention: bool) -> None
         return
     options.pop(KEY, None)
     if attention:
-        options[KEY] = Override(sessions.of(level))
+        options[KEY] = Override(session_of(level))
 
 
 def _set_unet(options: dict[str, Any], level: str, unet: bool) -> None:
@@ -101,6 +100,6 @@ def _set_unet(options: dict[str, Any], level: str, unet: bool) -> None:
     if unet:
         from lib_rocm_sd.hosts.comfyui.unet import ModelCall
 
-        named_ones[NAME] = [ModelCall(sessions.of(level))]
+        named_ones[NAME] = [ModelCall(session_of(level))]
     if named_ones or kind in wrappers:
         options[WRAPPERS] = {**wrappers, kind: named_ones}

@@ -98,11 +98,11 @@ class RocmSdVae:
     ) -> tuple[Any]:
         roles = [name for name, asked in (("decoder", decode), ("encoder", encode)) if asked]
         try:
-            from lib_rocm_sd.hosts.comfyui import sessions
+            from lib_rocm_sd.hosts.comfyui.host import session_of
             from lib_rocm_sd.hosts.comfyui.vae import NodeWish, with_ours
 
             budget, way = budget_mib << 20 or None, _chosen(MODES, "mode", mode)
-            wish = NodeWish(way, budget, sessions.of(level), tuple(roles))
+            wish = NodeWish(way, budget, session_of(level), tuple(roles))
             return (with_ours(vae, wish),)
         except Exception as error:
             _told("VAE", error)
@@ -192,7 +192,7 @@ def _told(what: str, error: Exception) -> None:
     """A node gives what it was given: say why, as the status does, or in the log at least."""
     said = _caught("the node failed", error)
     try:
-        from lib_rocm_sd.hosts.comfyui.tally import tally
+        from lib_rocm_sd.hosts.comfyui.host import tally
 
         tally.leave(what, said)
     except Exception:  # the same

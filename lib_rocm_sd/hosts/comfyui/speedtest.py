@@ -21,7 +21,7 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
-from lib_rocm_sd.hosts.comfyui import host, sessions, unet
+from lib_rocm_sd.hosts.comfyui import host, unet
 from lib_rocm_sd.hosts.comfyui.model import OPTIONS, WITHOUT, is_dynamic, optimized
 from lib_rocm_sd.hosts.comfyui.vae import given, usable
 from lib_rocm_sd.lab import speed_result
@@ -63,7 +63,7 @@ class Comfy:
 
     @property
     def session(self) -> Session:
-        return sessions.of(self._level)
+        return host.session_of(self._level)
 
     def busy(self) -> str:
         return "kernels are being compiled or tried; run it again later" if at_work() else ""

@@ -9,7 +9,7 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host, unet
-from lib_rocm_sd.hosts.comfyui.tally import LEFT, tally
+from lib_rocm_sd.hosts.comfyui.host import LEFT, tally
 from lib_rocm_sd.hosts.comfyui.vae import usable
 from lib_rocm_sd.hosts.ui.status import StatusRow, counted, of_blocks, rows_of
 from lib_rocm_sd.report import report

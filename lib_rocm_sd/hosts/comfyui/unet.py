@@ -27,8 +27,8 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
-from lib_rocm_sd.hosts.comfyui.tally import UNET, tally
-from lib_rocm_sd.hosts.read import unet_comfy
+from lib_rocm_sd.hosts.comfyui.host import UNET, tally
+from lib_rocm_sd.hosts.read import unet_ldm
 from lib_rocm_sd.hosts.strides import NOTED, Strides, values_of
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet.hook import Hook
@@ -146,10 +146,10 @@ class Blocks:
 
     def _look_at(self, options: Mapping[str, Any]) -> None:
         self.attends = "" if isinstance(options.get(KEY), Override) else "attention is ComfyUI's"
-        patches = unet_comfy.patches_of(options)
+        patches = unet_ldm.patches_of(options)
         if patches:
             tally.leave(BLOCKS, f"{', '.join(patches)} of this model")
-        replaced = [k for k in unet_comfy.REPLACED if options.get("patches_replace", {}).get(k)]
+        replaced = [k for k in unet_ldm.REPLACED if options.get("patches_replace", {}).get(k)]
         if replaced:
             tally.leave(BLOCKS, f"where {', '.join(replaced)} is replaced in this model")
 

@@ -23,8 +23,8 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
+from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.hosts.comfyui.model import WITHOUT, is_dynamic
-from lib_rocm_sd.hosts.comfyui.tally import tally
 from lib_rocm_sd.hosts.vae import ESTIMATES, ROLES, Estimate, VaeStandIn, VaeWish
 from lib_rocm_sd.modules.unknown import brief
 from lib_rocm_sd.ops.conv.op import CONVS

@@ -165,7 +165,7 @@ def add_callback(category: str, function: Callable[..., Any]) -> bool:
         return False
     registered = attribute("modules.script_callbacks", "callback_map") or {}
     entries = registered.get(f"callbacks_{category}", ())
-    if not any(getattr(entry, "callback", None) is function for entry in entries):
+    if not any(getattr(entry, "callback", None) == function for entry in entries):
         register(function)
     return True
 

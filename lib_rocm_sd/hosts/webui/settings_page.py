@@ -29,70 +29,57 @@ def register() -> None:
     if not callable(info) or not callable(getattr(opts, "add_option", None)):
         host.say_once("this WebUI has no place for our settings")
         return
-
-    def add(key: str, default: Any, label: str, about: str, component: Any, **args: Any) -> None:
+    for key, default, label, more, component, args in _options():
         option = info(default, label, component, args, onchange=apply, section=SECTION)
-        opts.add_option(key, option.info(about) if about and hasattr(option, "info") else option)
+        opts.add_option(key, option.info(more) if hasattr(option, "info") else option)
+    panel = info(
+        cache_panel.ABOUT, "", cache_panel.CachePanel(clear, compile_again), section=SECTION
+    )
+    panel.do_not_save = True
+    opts.add_option(CACHE_KEY, panel)
+    apply()
 
+
+def _options() -> list[tuple[str, Any, str, str, Any, dict[str, Any]]]:
+    """Key, default, label, explanation and component of each setting, and the component's words."""
     import gradio as gr
 
-    defaults = settings.DEFAULTS
-    add(
-        settings.OPERATIONS_KEY,
-        list(defaults.operations),
-        "Operations that may be replaced",
-        "The WebUI's own code computes everything that you do not select.",
-        gr.CheckboxGroup,
-        choices=list(settings.OPERATIONS),
-    )
-    add(
-        settings.HEADROOM_KEY,
-        defaults.headroom_mib,
-        "Video memory to leave free, in MiB",
-        "For other programs and extensions. Treats the card as having that much less memory.",
-        gr.Slider,
-        minimum=0,
-        maximum=settings.MOST_HEADROOM_MIB,
-        step=64,
-    )
-    add(
-        settings.PREVIEWS_KEY,
-        defaults.previews,
-        "Decode live previews of the method 'Full'",
-        "Off: the WebUI's own decoder makes them.",
-        gr.Checkbox,
-    )
-    add(
-        settings.GRAPHS_KEY,
-        defaults.graphs,
-        "Use GPU graphs for UNet blocks",
-        "Replays each block with a single call, which fast cards need. Auto leaves this off on AMD "
-        "cards because of open driver bugs that return wrong values.",
-        gr.Radio,
-        choices=list(settings.GRAPHS),
-    )
-    add(
-        settings.SPOT_CHECK_KEY,
-        defaults.spot_check,
-        "Compare results with the WebUI's own",
-        "In each picture, one call to one UNet block of each kind is computed both ways. In every "
-        "16th, so is a corner of the VAE's image. If the results differ, the WebUI's own code "
-        "takes over.",
-        gr.Checkbox,
-    )
-    add(
-        settings.LOG_LEVEL_KEY,
-        defaults.log_level,
-        "What is written to the console",
-        "Everything adds what was chosen for each problem, and why.",
-        gr.Radio,
-        choices=list(settings.LOG_LEVELS),
-    )
-    panel = cache_panel.CachePanel(clear, compile_again)
-    about = info(cache_panel.ABOUT, "", panel, section=SECTION)
-    about.do_not_save = True
-    opts.add_option(CACHE_KEY, about)
-    apply()
+    now = settings.DEFAULTS
+    return [
+        (
+            *(settings.OPERATIONS_KEY, list(now.operations), "Operations that may be replaced"),
+            "The WebUI's own code computes everything that you do not select.",
+            *(gr.CheckboxGroup, {"choices": list(settings.OPERATIONS)}),
+        ),
+        (
+            *(settings.HEADROOM_KEY, now.headroom_mib, "Video memory to leave free, in MiB"),
+            "For other programs and extensions. Treats the card as having that much less memory.",
+            *(gr.Slider, {"minimum": 0, "maximum": settings.MOST_HEADROOM_MIB, "step": 64}),
+        ),
+        (
+            *(settings.PREVIEWS_KEY, now.previews, "Decode live previews of the method 'Full'"),
+            "Off: the WebUI's own decoder makes them.",
+            *(gr.Checkbox, {}),
+        ),
+        (
+            *(settings.GRAPHS_KEY, now.graphs, "Use GPU graphs for UNet blocks"),
+            "Replays each block with a single call, which fast cards need. Auto leaves this off on "
+            "AMD cards because of open driver bugs that return wrong values.",
+            *(gr.Radio, {"choices": list(settings.GRAPHS)}),
+        ),
+        (
+            *(settings.SPOT_CHECK_KEY, now.spot_check, "Compare results with the WebUI's own"),
+            "In each picture, one call to one UNet block of each kind is computed both ways. In "
+            "every 16th, so is a corner of the VAE's image. If the results differ, the WebUI's own "
+            "code takes over.",
+            *(gr.Checkbox, {}),
+        ),
+        (
+            *(settings.LOG_LEVEL_KEY, now.log_level, "What is written to the console"),
+            "Everything adds what was chosen for each problem, and why.",
+            *(gr.Radio, {"choices": list(settings.LOG_LEVELS)}),
+        ),
+    ]
 
 
 def apply() -> None:

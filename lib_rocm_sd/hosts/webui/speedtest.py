@@ -28,7 +28,7 @@ from lib_rocm_sd.hosts.webui import script as a1111_script
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui import unet as unet_host
 from lib_rocm_sd.hosts.webui import vae as a1111_vae
-from lib_rocm_sd.hosts.webui.method import autocast
+from lib_rocm_sd.hosts.webui.attention import autocast
 from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.lab.speed_job import PROMPT, SEED, Attention, Busy, Cancelled, Denoiser, Picture
 from lib_rocm_sd.lab.speed_session import session

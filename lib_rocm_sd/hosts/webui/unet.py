@@ -469,13 +469,3 @@ def counted(rows: tuple[KindReport, ...]) -> tuple[int, int]:
 
 session = UnetSession()
 """The session of the process; survives "Reload UI"."""
-
-
-def model_loaded(model: Any) -> None:
-    """Callback: a checkpoint was loaded, maybe amid a generation."""
-    session.model_loaded(model)
-
-
-def before_step(params: Any) -> None:
-    """Callback: a sampler is about to call the UNet."""
-    session.before_step(params)

@@ -355,10 +355,6 @@ class ForgeEstimate(Estimate):
         report.event(f"a VAE's {why}")
 
 
-def alone(program: SeveralProgram) -> None:
-    """Lends no card."""
-
-
 class VaeSession:
     """Who runs the VAE, for this process. Its coders live as long as the WebUI's VAE does."""
 
@@ -370,7 +366,7 @@ class VaeSession:
         self._wish: GenerationWish | None = None
         self._told: set[str] = set()
         self.turn = Turn()
-        self.lend: Lend = alone
+        self.lend: Lend = lambda program: None
         """See CoderStandIn; set by those who have other cards."""
         self.can_serve = False
         """Whether our kernels could run a VAE here, as of the last `establish`."""
@@ -411,7 +407,9 @@ class VaeSession:
         return found
 
     def model_loaded(self, model: Any) -> None:
-        """The WebUI has another model from now on, or the same with another VAE."""
+        """Callback: the WebUI has another model from now on, or the same with another VAE, maybe
+        amid a generation.
+        """
         with self._lock:
             self._release_stale()
             if self._wish is not None:
@@ -499,8 +497,3 @@ def status() -> str:
 
 session = VaeSession()
 """The session of the process; survives "Reload UI"."""
-
-
-def model_loaded(model: Any) -> None:
-    """Callback: a checkpoint or a VAE was loaded, maybe amid a generation."""
-    session.model_loaded(model)
