@@ -14,9 +14,8 @@ _lock = threading.Lock()
 
 def state() -> GateState:
     """How far trials are."""
-    asked = getattr(engine.gate, "state", GateState)
-    found: GateState = asked()
-    return found
+    now: GateState = getattr(engine.gate, "state", GateState)()
+    return now
 
 
 def begin(say: Say = log.info) -> None:

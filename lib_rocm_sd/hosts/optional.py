@@ -22,7 +22,7 @@ def module(name: str) -> ModuleType | None:
 
 def attribute(name: str, *path: str) -> Any:
     """What `path` leads to in the host's module `name`; None where a step is missing."""
-    found: Any = module(name)
+    thing: Any = module(name)
     for step in path:
-        found = getattr(found, step, None)
-    return found
+        thing = getattr(thing, step, None)
+    return thing

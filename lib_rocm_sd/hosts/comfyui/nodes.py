@@ -161,7 +161,12 @@ class RocmSdSpeedTest:
         try:
             from lib_rocm_sd.hosts.comfyui import speedtest
         except Exception as error:
-            plot, content, text = _without_plot(_caught("The speed test did not run", error))
+            import json
+
+            import torch
+
+            text = _caught("The speed test did not run", error)
+            plot, content = torch.zeros(1, 8, 8, 3), json.dumps({"reason": text})
         else:
             plot, content, text = speedtest.run_node(preset, level, model, vae)
         return {"ui": {"text": [text]}, "result": (plot, content, text)}
@@ -210,15 +215,6 @@ def _caught(what: str, error: Exception) -> str:
     except Exception:  # the library cannot be imported at all
         log.warning("%s: %s", what, error, exc_info=error)
         return f"{what}: {type(error).__name__}: {error}"
-
-
-def _without_plot(why: str) -> tuple[Any, str, str]:
-    """What the speed test gives where it cannot even be imported."""
-    import json
-
-    import torch
-
-    return torch.zeros(1, 8, 8, 3), json.dumps({"reason": why}), why
 
 
 def begin() -> None:

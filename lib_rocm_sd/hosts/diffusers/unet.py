@@ -50,33 +50,24 @@ class DiffusersHook(Hook):
         weight = leaves[0]._parameters.get("weight")
         if weight is None or weight.device in self._usable:
             return ""
-        why = self._why_not(weight.device)
+        device = weight.device
+        why = engine.known(device, LAYER_NORM)
+        if why is None or (self._session.patient and engine.waits(device, LAYER_NORM)):
+            why = engine.usable(device, LAYER_NORM, self._session)
         if not why:
-            self._usable.add(weight.device)
+            self._usable.add(device)
         return "; ".join(why)
-
-    def _why_not(self, device: torch.device) -> list[str]:
-        known = engine.known(device, LAYER_NORM)
-        waits = self._session.patient and engine.waits(device, LAYER_NORM)
-        if known is None or waits:
-            return engine.usable(device, LAYER_NORM, self._session)
-        return known
 
 
 @contextmanager
 def patched_unet(unet: nn.Module, session: Session = DEFAULT) -> Iterator[UnetPatch]:
     """Run the blocks of `unet` as our programs inside the `with` block, by rows "UNet"."""
     taken = take_over(unet, session.of_part("UNet"), DiffusersHook(session, unet))
-    left = [row for row in taken.report() if row.left]
+    left = [(row.kind, *why) for row in taken.report() for why in row.left.items()]
     if left:
-        session.report.event(f"diffusers: blocks of the UNet left alone: {_told(left)}")
+        told = ", ".join(f"{count} x {kind} ({why})" for kind, why, count in left)
+        session.report.event(f"diffusers: blocks of the UNet left alone: {told}")
     try:
         yield UnetPatch(taken)
     finally:
         taken.give_back()
-
-
-def _told(rows: Sequence[KindReport]) -> str:
-    return ", ".join(
-        f"{count} x {row.kind} ({why})" for row in rows for why, count in row.left.items()
-    )

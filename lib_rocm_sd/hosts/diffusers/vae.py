@@ -71,8 +71,8 @@ class DiffusersStandIn(VaeStandIn):
         try:
             return self.run(asked)
         finally:
-            if _is_offloaded(self._vae):
-                self.program.release()
+            if getattr(self._vae, "_hf_hook", None) is not None:
+                self.program.release()  # the pipeline takes the VAE off the GPU after each use
 
     def failed(self, error: Exception) -> str:
         return f"our program failed: {trouble.once(error)}"
@@ -104,11 +104,6 @@ def _own_way(vae: Any) -> str:
         if getattr(vae, f"use_{name}", False):
             return f"{name} is switched on; vae.disable_{name}() leaves it to our program"
     return ""
-
-
-def _is_offloaded(vae: Any) -> bool:
-    """True if the pipeline takes the VAE off the GPU when it has been used."""
-    return getattr(vae, "_hf_hook", None) is not None
 
 
 @contextmanager

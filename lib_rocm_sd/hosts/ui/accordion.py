@@ -98,6 +98,46 @@ def explanation_html(level: str) -> str:
     return f'<span class="rocm-sd-explanation">{escape(EXPLANATIONS[level])}</span>'
 
 
+def _controls(elem_id: Callable[[str], str]) -> tuple[Controls, Any]:
+    """What people choose by, and the line that explains the level."""
+    import gradio as gr
+
+    enable = gr.Checkbox(DEFAULTS.enable, label="Enable", elem_id=elem_id("enable"))
+    level = gr.Radio(
+        list(LEVELS), value=DEFAULTS.level, label=LEVEL_LABEL, elem_id=elem_id("level")
+    )
+    explanation = gr.HTML(explanation_html(DEFAULTS.level), elem_id=elem_id("explanation"))
+    with gr.Row():
+        unet = gr.Radio(
+            list(UNET_MODES), value=DEFAULTS.unet, label=UNET_LABEL, elem_id=elem_id("unet")
+        )
+        vae = gr.Radio(list(VAE_MODES), value=DEFAULTS.vae, label=VAE_LABEL, elem_id=elem_id("vae"))
+        budget = gr.Number(
+            DEFAULTS.budget_mib,
+            label=BUDGET_LABEL,
+            precision=0,
+            minimum=0,
+            elem_id=elem_id("vae_budget"),
+        )
+    with gr.Row():
+        several = gr.Radio(
+            list(SEVERAL_MODES),
+            value=DEFAULTS.several,
+            label=SEVERAL_LABEL,
+            elem_id=elem_id("several"),
+        )
+        cards = gr.Textbox(
+            DEFAULTS.cards,
+            label=CARDS_LABEL,
+            max_lines=1,
+            elem_id=elem_id("several_cards"),
+        )
+    controls = Controls(enable, level, vae, budget, unet, several, cards)
+    for component, name in zip(controls.arguments, TOOLTIPS, strict=True):
+        component.webui_tooltip = TOOLTIPS[name]  # where the WebUI's constructors keep `tooltip`
+    return controls, explanation
+
+
 def build(elem_id: Callable[[str], str], look: Look, check: Check) -> Controls:
     """Create the components in gradio's current context.
 
@@ -112,38 +152,7 @@ def build(elem_id: Callable[[str], str], look: Look, check: Check) -> Controls:
         page.title(first), open=False, elem_id=elem_id("accordion"), elem_classes=["rocm-sd"]
     )
     with frame:
-        enable = gr.Checkbox(DEFAULTS.enable, label="Enable", elem_id=elem_id("enable"))
-        level = gr.Radio(
-            list(LEVELS), value=DEFAULTS.level, label=LEVEL_LABEL, elem_id=elem_id("level")
-        )
-        explanation = gr.HTML(explanation_html(DEFAULTS.level), elem_id=elem_id("explanation"))
-        with gr.Row():
-            unet = gr.Radio(
-                list(UNET_MODES), value=DEFAULTS.unet, label=UNET_LABEL, elem_id=elem_id("unet")
-            )
-            vae = gr.Radio(
-                list(VAE_MODES), value=DEFAULTS.vae, label=VAE_LABEL, elem_id=elem_id("vae")
-            )
-            budget = gr.Number(
-                DEFAULTS.budget_mib,
-                label=BUDGET_LABEL,
-                precision=0,
-                minimum=0,
-                elem_id=elem_id("vae_budget"),
-            )
-        with gr.Row():
-            several = gr.Radio(
-                list(SEVERAL_MODES),
-                value=DEFAULTS.several,
-                label=SEVERAL_LABEL,
-                elem_id=elem_id("several"),
-            )
-            cards = gr.Textbox(
-                DEFAULTS.cards,
-                label=CARDS_LABEL,
-                max_lines=1,
-                elem_id=elem_id("several_cards"),
-            )
+        controls, explanation = _controls(elem_id)
         stale = f'<div class="rocm-sd-stale">{page.html(first)}</div>'  # rocm_sd.js renews it
         line = gr.HTML(stale, elem_id=elem_id("status"))
         checks = gr.Button(page.CHECK, visible=bool(first.risk), elem_id=elem_id("check"))
@@ -152,9 +161,6 @@ def build(elem_id: Callable[[str], str], look: Look, check: Check) -> Controls:
         )
     for button in (again, checks):
         button.do_not_save_to_config = True  # ui-config.json is for what people choose
-    controls = Controls(enable, level, vae, budget, unet, several, cards)
-    for component, name in zip(controls.arguments, TOOLTIPS, strict=True):
-        component.webui_tooltip = TOOLTIPS[name]  # where the WebUI's constructors keep `tooltip`
 
     def refreshed(*values: Any) -> tuple[Any, str, str, Any]:
         options, _ = parse(*values)

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from lib_rocm_sd import cache
+from lib_rocm_sd.hosts.ui.status import counted
 
 ABOUT = (
     "Kernels are compiled once on this machine and kept in the cache folder. If you empty it, they "
@@ -34,8 +35,8 @@ class CachePanel:
         with gr.Row():
             clear = gr.Button(CLEAR, elem_id="rocm_sd_cache_clear")
             again = gr.Button(AGAIN, elem_id="rocm_sd_cache_again")
-        for button, action in ((clear, self._clear), (again, self._again)):
-            button.click(fn=_shown(action), outputs=[where], queue=False)
+        clear.click(fn=lambda: contents(self._clear()), outputs=[where], queue=False)
+        again.click(fn=lambda: contents(self._again()), outputs=[where], queue=False)
         return about
 
 
@@ -55,14 +56,7 @@ def contents(said: str = "") -> str:
 def size(number: int) -> str:
     """'0 bytes', '12 KiB', '3.4 MiB'."""
     if number < 1024:
-        return f"{number} byte{'' if number == 1 else 's'}"
+        return counted(number, "byte")
     if number < 1 << 20:
         return f"{number / 1024:.0f} KiB"
     return f"{number / (1 << 20):.1f} MiB"
-
-
-def _shown(action: Callable[[], str]) -> Callable[[], str]:
-    def act() -> str:
-        return contents(action())
-
-    return act

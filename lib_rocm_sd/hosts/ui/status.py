@@ -98,7 +98,7 @@ def html(status: Status) -> str:
         *(f"<p>{escape(line)}</p>" for line in status.lines),
         _table(status.rows),
         _notes(status.notes),
-        _risk(status.risk),
+        f'<p class="rocm-sd-risk">{escape(status.risk)}</p>' if status.risk else "",
         _link(status.speed_tab),
     ]
     return f'<div class="rocm-sd-status">{"".join(parts)}</div>'
@@ -126,10 +126,6 @@ def _failure(failure: Failure | None) -> str:
         f'<div class="rocm-sd-trouble" role="alert"><strong>Compiling failed:</strong> '
         f"{escape(failure.reason)}{log}<br>{escape(ADVICE)}</div>"
     )
-
-
-def _risk(risk: str) -> str:
-    return f'<p class="rocm-sd-risk">{escape(risk)}</p>' if risk else ""
 
 
 def _table(rows: Iterable[StatusRow]) -> str:
@@ -190,9 +186,9 @@ def rows_of(snapshot: Mapping[str, Any]) -> dict[tuple[str, str], list[StatusRow
 
 def of_blocks(kind: str, total: int, ours: int, why: Mapping[str, int]) -> StatusRow:
     """A kind of a UNet's blocks. `why`: what is the host's, or why a block is, and of how many."""
-    name = BLOCKS.get(kind, kind)
     said = [f"{count} of {total}: {text}" for text, count in why.items()]
-    return StatusRow(f"{UNET}, {name}", f"{ours} of {total} are ours", shortened(said))
+    name = f"{UNET}, {BLOCKS.get(kind, kind)}"
+    return StatusRow(name, f"{ours} of {total} are ours", shortened(said))
 
 
 def label_of(part: str, family: str) -> str:
@@ -219,15 +215,11 @@ def shortened(texts: Sequence[str], most: int = REASONS_SHOWN) -> tuple[str, ...
 
 def _why(row: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """What keeps out each variant that is expected to be faster than the one that ran."""
-    preferences = _preferences(str(row["op"]))
+    op = op_named(str(row["op"]))
+    preferences = {} if op is None else {each.name: each.preference for each in op.every}
     mine = preferences.get(str(row["variant"]))
     for name, texts in row["reasons"].items():
         faster = mine is None or preferences.get(name, mine) > mine
         said = [text for text in texts if not text.startswith("comes after ")]
         if faster and said:
             yield name, "; ".join(said)
-
-
-def _preferences(op_name: str) -> dict[str, int]:
-    op = op_named(op_name)
-    return {} if op is None else {variant.name: variant.preference for variant in op.every}

@@ -250,7 +250,7 @@ class Bindings:
     @property
     def places(self) -> list[str]:
         """Where ours were put."""
-        return [_place(patch.owner.__name__, patch.name) for patch in self._patches]
+        return [f"{patch.owner.__name__}.{patch.name}" for patch in self._patches]
 
     def put(self, kind: host.Kind) -> None:
         """Replace all bindings; where that was done, those that have come since."""
@@ -265,9 +265,10 @@ class Bindings:
             if getattr(theirs, "__module__", None) == kind.attention:
                 self._replace(home, name, self._function(theirs, name))
             else:
-                self._others.append((named(theirs), _place(kind.attention, name)))
+                self._others.append((named(theirs), f"{kind.attention}.{name}"))
         for module in _modules():
-            if module is not home and not _is_below(module.__name__, kind.elsewhere):
+            below = (f"{module.__name__}.".startswith(f"{each}.") for each in kind.elsewhere)
+            if module is not home and not any(below):
                 self._put_into(module, kind)
 
     def take(self) -> None:
@@ -289,7 +290,7 @@ class Bindings:
         for patch in self._patches:
             other = displaced_by(patch)
             if other is not None:
-                sitting.append((named(other), _place(patch.owner.__name__, patch.name)))
+                sitting.append((named(other), f"{patch.owner.__name__}.{patch.name}"))
         for name, place in dict.fromkeys(sitting):
             found.setdefault(name, []).append(place)
         return found
@@ -310,14 +311,6 @@ class Bindings:
         if id(theirs) not in self._functions:
             self._functions[id(theirs)] = self._make(theirs, name)
         return self._functions[id(theirs)]
-
-
-def _place(module: str, name: str) -> str:
-    return f"{module}.{name}"
-
-
-def _is_below(name: str, packages: tuple[str, ...]) -> bool:
-    return any(f"{name}.".startswith(f"{package}.") for package in packages)
 
 
 def _modules() -> Iterator[ModuleType]:

@@ -134,27 +134,21 @@ def of_forge(place: str, name: str) -> Any:
 
 def _without_optimizers() -> list[str]:
     """Why this WebUI has no place for an attention optimizer."""
-    found = []
-    if attribute("modules.sd_hijack_optimizations", "SdOptimization") is None:
-        found.append("it has no SdOptimization")
-    if not callable(attribute("modules.script_callbacks", "on_list_optimizers")):
-        found.append("it has no callback on_list_optimizers")
-    if not callable(attribute("modules.sd_hijack", "apply_optimizations")):
-        found.append("it has no sd_hijack.apply_optimizations")
-    return found
+    needed = (
+        ("modules.sd_hijack_optimizations", "SdOptimization", "SdOptimization"),
+        ("modules.script_callbacks", "on_list_optimizers", "callback on_list_optimizers"),
+        ("modules.sd_hijack", "apply_optimizations", "sd_hijack.apply_optimizations"),
+    )
+    return [f"it has no {what}" for *place, what in needed if not callable(attribute(*place))]
 
 
 def cache_directory() -> Path | None:
     """The WebUI's cache folder; None when it cannot be told."""
-    for found in (
-        attribute("modules.cache", "cache_dir"),
-        os.environ.get("SD_WEBUI_CACHE_DIR"),
-    ):
-        if found:
-            return Path(found)
-    data = attribute("modules.paths_internal", "data_path") or attribute(
-        "modules.paths", "data_path"
-    )
+    folder = attribute("modules.cache", "cache_dir") or os.environ.get("SD_WEBUI_CACHE_DIR")
+    if folder:
+        return Path(folder)
+    places = ("modules.paths_internal", "modules.paths")
+    data = next(filter(None, (attribute(place, "data_path") for place in places)), None)
     return Path(data) / "cache" if data else None
 
 

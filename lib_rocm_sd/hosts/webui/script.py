@@ -4,7 +4,7 @@ X/Y/Z plot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
@@ -50,7 +50,7 @@ class RocmSdScript:
         return host.attribute("modules.scripts", "AlwaysVisible")
 
     def ui(self, is_img2img: bool) -> list[Any]:
-        elem_id: Any = getattr(self, "elem_id", _elem_id)
+        elem_id: Any = getattr(self, "elem_id", lambda name: f"rocm_sd_{name}")
         controls = accordion.build(elem_id, status.look, trials.check)
         self.infotext_fields = [
             (controls.enable, options.enable_from),
@@ -94,13 +94,10 @@ class RocmSdScript:
             optimizer.step_aside(not settings.current().attention)
 
 
-def _elem_id(name: str) -> str:
-    return f"rocm_sd_{name}"
-
-
 def _asked(p: Any, args: tuple[Any, ...]) -> Options:
     """What the arguments ask for, or the cell of an X/Y/Z plot that `p` is."""
-    return _of_cell(p, options.parse(*args)[0])
+    asked, values = options.parse(*args)[0], getattr(p, ATTRIBUTE, None)
+    return replace(asked, **values) if isinstance(values, dict) else asked
 
 
 def _establish(p: Any, args: tuple[Any, ...]) -> Options:
@@ -197,6 +194,10 @@ class Axis:
     field: str
     choices: tuple[str, ...]
 
+    def listed(self) -> list[str]:
+        """Callback of the plot: what its menu offers."""
+        return list(self.choices)
+
     def value(self, text: Any) -> Any:
         """What a cell's text means. Raises ValueError, in plain words, for nonsense."""
         place = [field.name for field in fields(Options)].index(self.field)
@@ -235,18 +236,11 @@ def add_axes() -> None:
         if not callable(make) or not isinstance(listed, list):
             continue
         there = {getattr(option, "label", "") for option in listed}
-        listed += [_option(make, axis) for axis in AXES if axis.label not in there]
-
-
-def _of_cell(p: Any, asked: Options) -> Options:
-    """The options of a generation, with the values of its cell where it is one of a plot's."""
-    values = getattr(p, ATTRIBUTE, None)
-    return replace(asked, **values) if isinstance(values, dict) else asked
-
-
-def _option(make: Callable[..., Any], axis: Axis) -> Any:
-    choices = list(axis.choices)
-    return make(axis.label, str, axis.apply, confirm=axis.confirm, choices=lambda: list(choices))
+        listed += [
+            make(axis.label, str, axis.apply, confirm=axis.confirm, choices=axis.listed)
+            for axis in AXES
+            if axis.label not in there
+        ]
 
 
 def _modules() -> Iterator[ModuleType]:

@@ -55,18 +55,14 @@ def refusals(op: Op[Any, Any], what: str) -> list[str]:
         return [trouble.once(error)]
 
 
-def _state() -> Any:
-    return host.attribute("modules.shared", "state")
-
-
 def _progress(message: str) -> None:
     """In the WebUI's progress bar."""
-    state = _state()
+    state = host.attribute("modules.shared", "state")
     if state is not None:
         state.textinfo = f"{host.NAME}: {message}"
 
 
 def _interrupted() -> bool:
     """True once the user pressed Interrupt or Skip."""
-    state = _state()
+    state = host.attribute("modules.shared", "state")
     return any(bool(getattr(state, name, False)) for name in ("interrupted", "skipped"))

@@ -65,22 +65,19 @@ def current() -> Settings:
     """The settings as they are now. What is missing or cannot be understood is the default."""
     opts: Any = host.attribute("modules.shared", "opts")
 
-    def get(key: str, default: Any) -> Any:
-        return getattr(opts, key, default)
+    def get(key: str, default: Any, *choices: Any) -> Any:
+        value = getattr(opts, key, default)
+        return value if type(value) is type(default) and value in choices else default
 
-    operations = get(OPERATIONS_KEY, None)
+    operations = getattr(opts, OPERATIONS_KEY, None)
     known = isinstance(operations, (list, tuple))
-    previews = get(PREVIEWS_KEY, DEFAULTS.previews)
-    log_level = get(LOG_LEVEL_KEY, DEFAULTS.log_level)
-    graphs = get(GRAPHS_KEY, DEFAULTS.graphs)
-    spot_check = get(SPOT_CHECK_KEY, DEFAULTS.spot_check)
     return Settings(
         tuple(name for name in OPERATIONS if name in operations) if known else OPERATIONS,
-        _mebibytes(get(HEADROOM_KEY, DEFAULTS.headroom_mib)),
-        previews if isinstance(previews, bool) else DEFAULTS.previews,
-        log_level if log_level in tuple(LOG_LEVELS) else DEFAULTS.log_level,
-        graphs if graphs in tuple(GRAPHS) else DEFAULTS.graphs,
-        spot_check if isinstance(spot_check, bool) else DEFAULTS.spot_check,
+        _mebibytes(getattr(opts, HEADROOM_KEY, DEFAULTS.headroom_mib)),
+        get(PREVIEWS_KEY, DEFAULTS.previews, True, False),
+        get(LOG_LEVEL_KEY, DEFAULTS.log_level, *LOG_LEVELS),
+        get(GRAPHS_KEY, DEFAULTS.graphs, *GRAPHS),
+        get(SPOT_CHECK_KEY, DEFAULTS.spot_check, True, False),
     )
 
 

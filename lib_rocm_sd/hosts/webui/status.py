@@ -124,16 +124,12 @@ def _headline(
     if _unusable() and vae_part in ("", VAE_OFF):
         return "not active, the kernels cannot be used"
     unet_part = _unet_in_short(options)
+    other = "another extension" if _displaced() else "the WebUI"
     parts = (
-        *(attention_part or _left_attention(), *unet_part),
+        *(attention_part or f"attention left to {other}", *unet_part),
         vae_part or "VAE left to the WebUI",
     )
     return " · ".join((options.level, *parts))
-
-
-def _left_attention() -> str:
-    to = "another extension" if _displaced() else "the WebUI"
-    return f"attention left to {to}"
 
 
 def _unusable() -> list[str]:
@@ -176,12 +172,8 @@ def _why_not_attention(options: Options) -> tuple[str, ...]:
     ours: Any = optimizer()
     if not ours.is_chosen:
         return (ours.why_another(),)
-    taken = _displaced()
-    return (
-        (taken,)
-        if taken and (page.UNET, "attention") not in page.rows_of(report.snapshot())
-        else ()
-    )
+    taken, ran = _displaced(), page.rows_of(report.snapshot())
+    return (taken,) if taken and (page.UNET, "attention") not in ran else ()
 
 
 def _why_not_vae(role: str, options: Options) -> tuple[str, ...]:
@@ -216,7 +208,9 @@ def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
     found += [*_of_unet(options), *several.rows(options, _why_not_vae("decoder", options))]
     for operation, role in settings.ROLES.items():
         why = _why_not_vae(role, options)
-        runs = THE_WEBUIS if why else f"our kernels{_manner(role)}"
+        # nothing is noted of an encode
+        manners = vae.session.turn.ran if role == "decoder" else ()
+        runs = THE_WEBUIS if why else ", ".join(("our kernels", *manners))
         found.append(StatusRow(operation, runs, page.shortened(why)))
     return (*found, *(row for family in ran.values() for row in family))
 
@@ -242,12 +236,6 @@ def _of_unet(options: Options) -> list[StatusRow]:
             StatusRow(f"{page.UNET}, launches", runs, page.shortened((why_not,) if why_not else ()))
         )
     return found
-
-
-def _manner(role: str) -> str:
-    """How the last picture was decoded; nothing is noted of an encode."""
-    manners = list(vae.session.turn.ran) if role == "decoder" else []
-    return f", {', '.join(manners)}" if manners else ""
 
 
 def _without_us(info: DeviceInfo) -> tuple[StatusRow, ...]:

@@ -17,6 +17,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.ui.status import counted
 from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.shipped import AT_START
 from lib_rocm_sd.trials import place, stamp
@@ -47,7 +48,7 @@ class Trials:
         self._expected: dict[str, Left | None] = {}
         self._todo: deque[str] = deque()
         self._working = self._settling = False
-        self._settled: Callable[[], None] = _nothing
+        self._settled: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
         """Put the gate before the engine, once; says what a WebUI that died was trying."""
@@ -136,7 +137,7 @@ class Trials:
         count = gate.ask()
         if not count:
             return AT_WORK if gate.state().running else NOTHING
-        return f"{count} kernel{'' if count == 1 else 's'} will be tested again, one by one."
+        return f"{counted(count, 'kernel')} will be tested again, one by one."
 
     def forget(self) -> None:
         """Kernels are compiled again: look for every verdict anew."""
@@ -189,10 +190,6 @@ class Trials:
             stamp.put(gfx)
         self._settled()
         self.expect_training()
-
-
-def _nothing() -> None:
-    """Nobody waits."""
 
 
 trials = Trials()

@@ -73,6 +73,9 @@ class SettingsHook(Hook):
     def graphs(self) -> bool | None:
         return settings.GRAPHS[settings.current().graphs]
 
+    def attention(self, module: nn.Module) -> str:
+        return "attention is the WebUI's own" if self._stands_aside() else ""
+
 
 class WebUIHook(SettingsHook):
     """What AUTOMATIC1111's WebUI and its AMD fork are asked before a block runs: networks (LoRA),
@@ -120,13 +123,12 @@ class WebUIHook(SettingsHook):
         return ""
 
     def attention(self, module: nn.Module) -> str:
-        if self._stands_aside():
-            return "attention is the WebUI's own"
-        if getattr(self._shared, "loaded_hypernetworks", None):
-            return "a hypernetwork is loaded"
-        if getattr(self._shared.opts, "upcast_attn", False):
-            return "attention is computed in float32"
-        return ""
+        why = super().attention(module)
+        if not why and getattr(self._shared, "loaded_hypernetworks", None):
+            why = "a hypernetwork is loaded"
+        if not why and getattr(self._shared.opts, "upcast_attn", False):
+            why = "attention is computed in float32"
+        return why
 
 
 def _wanted(loaded: Sequence[Any]) -> _Wanted | None:
@@ -169,9 +171,13 @@ class ForgeHook(SettingsHook):
         return bool(calls) and calls[-1]
 
     def attention(self, module: nn.Module) -> str:
-        if self._stands_aside():
-            return "attention is the WebUI's own"
-        other = _another(module)
+        """Also where another function than ours is what it calls."""
+        why, kind = super().attention(module), host.find()
+        if why or kind is None:
+            return why
+        names = getattr(type(module).forward, "__globals__", {})
+        bound = (names[name] for name in kind.packed if name in names)
+        other = next((each for each in bound if not isinstance(each, Function)), None)
         return "" if other is None else f"{named(other)} has replaced the WebUI's attention"
 
 
@@ -231,16 +237,6 @@ def _backup(model: Any) -> Mapping[str, Any]:
     owners = (getattr(model, "lora_loader", None), *host.patchers_of(model))
     found = (getattr(owner, "backup", None) for owner in owners)
     return next((each for each in found if isinstance(each, Mapping) and each), {})
-
-
-def _another(attention: nn.Module) -> Any:
-    """Whose function it is that this attention calls, where ours is not in its place."""
-    kind = host.find()
-    names = getattr(type(attention).forward, "__globals__", {})
-    if kind is None:
-        return None
-    bound = (names[name] for name in kind.packed if name in names)
-    return next((each for each in bound if not isinstance(each, Function)), None)
 
 
 class UnetSession:
