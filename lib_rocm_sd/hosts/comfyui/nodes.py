@@ -37,15 +37,30 @@ ANY = AnyType("*")
 _LEVEL = (list(LEVELS), {"default": AUTO.name})
 
 
-class RocmSdModel:
+class Node:
+    """What all have. ComfyUI reads it of the class."""
+
+    CATEGORY = CATEGORY
+    FUNCTION = "run"
+
+
+class OutputNode(Node):
+    """One that runs each time, whether anything hangs on its output or not."""
+
+    OUTPUT_NODE = True
+
+    @classmethod
+    def IS_CHANGED(cls, **inputs: Any) -> float:  # noqa: N802 - ComfyUI's name
+        return float("nan")
+
+
+class RocmSdModel(Node):
     """MODEL in, a clone out whose attention is ours, and its UNet's blocks where asked for.
 
     `unet` is optional, so that workflows of before it was there stay valid.
     """
 
-    CATEGORY = CATEGORY
     RETURN_TYPES = ("MODEL",)
-    FUNCTION = "run"
     DESCRIPTION = (
         "Attention of this model by ROCm SD's kernels, and the blocks of a UNet if asked for; "
         "ComfyUI's own where they cannot."
@@ -72,12 +87,10 @@ class RocmSdModel:
             return (model,)
 
 
-class RocmSdVae:
+class RocmSdVae(Node):
     """VAE in, a copy out whose decoder and encoder are ours."""
 
-    CATEGORY = CATEGORY
     RETURN_TYPES = ("VAE",)
-    FUNCTION = "run"
     DESCRIPTION = "This VAE by ROCm SD's program, whole or in exact bands; ComfyUI's own elsewhere."
 
     @classmethod
@@ -109,22 +122,15 @@ class RocmSdVae:
             return (vae,)
 
 
-class RocmSdStatus:
+class RocmSdStatus(OutputNode):
     """What runs and why not, as text. `after`: what is to be done before it is asked."""
 
-    CATEGORY = CATEGORY
     RETURN_TYPES = ("STRING",)
-    FUNCTION = "run"
-    OUTPUT_NODE = True
     DESCRIPTION = "What ROCm SD computes in this ComfyUI, and why not the rest."
 
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
         return {"required": {}, "optional": {"after": (ANY, {})}}
-
-    @classmethod
-    def IS_CHANGED(cls, **inputs: Any) -> float:  # noqa: N802 - ComfyUI's name
-        return float("nan")
 
     def run(self, after: Any = None) -> dict[str, Any]:
         try:
@@ -136,14 +142,11 @@ class RocmSdStatus:
         return {"ui": {"text": [said]}, "result": (said,)}
 
 
-class RocmSdSpeedTest:
+class RocmSdSpeedTest(OutputNode):
     """Times of attention, and of what is connected: the VAE's decoder, a step of the model."""
 
-    CATEGORY = CATEGORY
     RETURN_TYPES = ("IMAGE", "STRING", "STRING")
     RETURN_NAMES = ("plot", "json", "markdown")
-    FUNCTION = "run"
-    OUTPUT_NODE = True
     DESCRIPTION = "How fast ROCm SD is on this card, beside ComfyUI's own and other methods."
 
     @classmethod
@@ -152,10 +155,6 @@ class RocmSdSpeedTest:
             "required": {"preset": (["quick", "standard"], {"default": "quick"}), "level": _LEVEL},
             "optional": {"model": ("MODEL",), "vae": ("VAE",)},
         }
-
-    @classmethod
-    def IS_CHANGED(cls, **inputs: Any) -> float:  # noqa: N802 - ComfyUI's name
-        return float("nan")
 
     def run(self, preset: str, level: str, model: Any = None, vae: Any = None) -> dict[str, Any]:
         try:

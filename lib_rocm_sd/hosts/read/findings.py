@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from types import BuiltinFunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -67,6 +67,7 @@ OF_LAYERS = ("networks", "modules.devices")
 weights first, by the other weights of another dtype are cast.
 """
 OURS = "lib_rocm_sd"
+_Leaf = TypeVar("_Leaf", bound=nn.Module)
 _first: dict[tuple[int, str], tuple[Any, Any]] = {}
 """What a name of a Python module was when code that names it was first read."""
 _PLAIN = (bool, int, float, str, tuple, type(None))
@@ -237,10 +238,6 @@ class Findings:
 
         `padding`: by default 1 for 3x3, 0 for 1x1 and for stride 2.
         """
-        module, name = _at(owner, path, within)
-        if not isinstance(module, nn.Conv2d) or path_of(module) not in CONV_CLASSES:
-            self._other_class(module, name, "Conv2d")
-            return None
         if padding is None:
             padding = 1 if (kernel, stride) == (3, 1) else 0
         expected = {
@@ -251,21 +248,12 @@ class Findings:
             "groups": 1,
             "padding_mode": "zeros",
         }
-        self._plain(module, name, expected)
-        self._class_forward(type(module), name)
-        self.watch(module, *CONV_SETTINGS)
-        return module
+        place = _at(owner, path, within)
+        return self._leaf(place, nn.Conv2d, CONV_CLASSES, expected, CONV_SETTINGS)
 
     def linear(self, owner: Any, path: str, within: str = "") -> nn.Linear | None:
         """What is there if it is a plain Linear, with or without a bias."""
-        module, name = _at(owner, path, within)
-        cls = path_of(module)
-        if not isinstance(module, nn.Linear) and cls != FORGES_LINEAR or cls not in LINEAR_CLASSES:
-            self._other_class(module, name, "Linear")
-            return None
-        self._plain(module, name, {})
-        self._class_forward(type(module), name)
-        return module
+        return self._leaf(_at(owner, path, within), nn.Linear, LINEAR_CLASSES, {})
 
     def projection(self, owner: Any, path: str, within: str = "") -> nn.Module | None:
         """What is there if it is a Linear or a 1x1 convolution."""
@@ -275,29 +263,42 @@ class Findings:
 
     def group_norm(self, owner: Any, path: str, within: str = "") -> nn.GroupNorm | None:
         """What is there if it is a GroupNorm with weight and bias."""
-        module, name = _at(owner, path, within)
-        if not isinstance(module, nn.GroupNorm) or not is_group_norm(module):
-            self._other_class(module, name, "GroupNorm")
-            return None
-        self._plain(module, name, {"affine": True})
-        self.watch(module, "num_groups", "eps")
-        self._class_forward(type(module), name)
-        return module
+        place, watched = _at(owner, path, within), ("num_groups", "eps")
+        return self._leaf(place, nn.GroupNorm, GROUP_NORM_CLASSES, {"affine": True}, watched)
 
     def layer_norm(self, owner: Any, path: str, within: str = "") -> nn.LayerNorm | None:
         """What is there if it is a LayerNorm of the last dimension, with weight; a bias is
         optional.
         """
-        module, name = _at(owner, path, within)
-        if not isinstance(module, nn.LayerNorm) or path_of(module) not in LAYER_NORM_CLASSES:
-            self._other_class(module, name, "LayerNorm")
+        place, expected = _at(owner, path, within), {"elementwise_affine": True}
+        norm = self._leaf(place, nn.LayerNorm, LAYER_NORM_CLASSES, expected, ("eps",))
+        if norm is not None and len(norm.normalized_shape) != 1:
+            self.add(f"{place[1]} is over {len(norm.normalized_shape)} dimensions")
+        return norm
+
+    def _leaf(
+        self,
+        place: tuple[Any, str],
+        kind: type[_Leaf],
+        classes: Container[str],
+        expected: Mapping[str, Any],
+        watched: Iterable[str] = (),
+    ) -> _Leaf | None:
+        """The module if it is of one of `classes`, as `expected` and as its class computes it."""
+        module, name = place
+        cls, (ldms, home) = type(module), GROUP_NORM_32
+        path = f"{cls.__module__}.{cls.__qualname__}"
+        known = path in classes and (isinstance(module, kind) or path == FORGES_LINEAR)
+        if kind is nn.GroupNorm and cls.__name__ == ldms and cls.__module__.endswith(home):
+            known = isinstance(module, kind)
+        if not known:
+            self._other_class(module, name, kind.__name__)
             return None
-        self._plain(module, name, {"elementwise_affine": True})
-        self.watch(module, "eps")
-        self._class_forward(type(module), name)
-        if len(module.normalized_shape) != 1:
-            self.add(f"{name} is over {len(module.normalized_shape)} dimensions")
-        return module
+        self._plain(module, name, expected)
+        self._class_forward(cls, name)
+        self.watch(module, *watched)
+        leaf: _Leaf = module
+        return leaf
 
     def listed(self, owner: Any, path: str, within: str = "", *counts: int) -> list[Any]:
         """The members of a ModuleList or Sequential of one of `counts`; empty, noted, if not."""
@@ -416,13 +417,3 @@ def _at(owner: Any, path: str, within: str) -> tuple[Any, str]:
 
 def _described(module: Any) -> str:
     return "missing" if module is None else f"a {type(module).__name__}"
-
-
-def path_of(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
-def is_group_norm(module: nn.Module) -> bool:
-    cls, (name, home) = type(module), GROUP_NORM_32
-    of_ldm = cls.__name__ == name and cls.__module__.endswith(home)
-    return of_ldm or path_of(module) in GROUP_NORM_CLASSES

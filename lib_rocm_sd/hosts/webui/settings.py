@@ -69,7 +69,7 @@ def current() -> Settings:
         value = getattr(opts, key, default)
         return value if type(value) is type(default) and value in choices else default
 
-    operations = getattr(opts, OPERATIONS_KEY, None)
+    operations: Any = getattr(opts, OPERATIONS_KEY, None)
     known = isinstance(operations, (list, tuple))
     return Settings(
         tuple(name for name in OPERATIONS if name in operations) if known else OPERATIONS,

@@ -332,7 +332,10 @@ class UnetSession:
             self.look()
         except Exception as error:
             self.trouble, self._hopeless = f"ours failed: {trouble.once(error)}", unet
-            self._give_back_all_the_same()
+            try:
+                self._give_back()
+            except Exception as again:
+                trouble.once(again)
 
     def _held(self, model: Any, unet: nn.Module | None, begins: tuple[int, int] | None) -> None:
         if self._unet is not None and not self._fits(unet):
@@ -384,12 +387,6 @@ class UnetSession:
             self._taken.give_back()
         self._taken = self._unet = self._by = self._hook = None
         self.rows = ()
-
-    def _give_back_all_the_same(self) -> None:
-        try:
-            self._give_back()
-        except Exception as error:
-            trouble.once(error)
 
     def _in_truth(self, row: KindReport) -> KindReport:
         """With what the hook says of all calls of blocks, or of attention, at the moment."""
