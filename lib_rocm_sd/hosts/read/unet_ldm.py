@@ -184,10 +184,11 @@ class Ldm:
         if not self.is_plain_attention(found, module, name):
             return None
         found.watch(module, "heads")
-        if found.listed(module, "to_out", name, 2):
+        outs = found.listed(module, "to_out", name, 2)
+        if outs:
             found.no_dropout(module, "to_out.1", name)
         q, k, v = (found.linear(module, key, name) for key in ("to_q", "to_k", "to_v"))
-        out = found.linear(module, "to_out.0", name)
+        out = found.linear(module, "to_out.0", name) if outs else None
         if q is None or k is None or v is None or out is None:
             return None
         width, heads = q.out_features, module.heads
