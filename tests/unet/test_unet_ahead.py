@@ -99,6 +99,12 @@ def asked(name: str, fast: bool = False) -> Asked:
     return found
 
 
+@cache
+def compiled_ahead(arch: Arch) -> frozenset[KernelSpec]:
+    """For the blocks of UNets."""
+    return frozenset(part_specs("unet", arch))
+
+
 def of_auto(arch: Arch) -> list[Subject]:
     """The classes of both models that Auto launches, where they are kernels of ours."""
     fast = arch.has_fast_libraries
@@ -109,7 +115,7 @@ def of_auto(arch: Arch) -> list[Subject]:
 @pytest.mark.parametrize("gfx", amd_table())
 def test_all_that_auto_launches_is_compiled_and_tried_ahead(gfx: str) -> None:
     arch = amd_table()[gfx]
-    own, attention = set(part_specs("unet", arch)), set(shipped(arch, ["attention"]))
+    own, attention = compiled_ahead(arch), set(shipped(arch, ["attention"]))
     tried = {each.identity for each in subjects(work(arch=arch), arch)}
     found = of_auto(arch)
     assert {each.op.name for each in found} == {op.name for op, _ in work()} | {"attention"}
@@ -128,7 +134,7 @@ def test_nothing_is_compiled_ahead_that_auto_never_launches(gfx: str) -> None:
     last = [layers[-1] for layers in STEPS]
     listed = [*of_auto(arch), *subjects(work([last], OTHER_STEPS, arch=arch), arch)]
     found = {spec for each in listed for spec in each.specs}
-    for spec in set(part_specs("unet", arch)) - found:
+    for spec in compiled_ahead(arch) - found:
         assert spec in embeddings_of_the_webui(arch), spec
     assert all(dict(spec.defines).get("GATE", 0) == 0 for spec in shipped(arch, AT_START))
 
@@ -199,7 +205,7 @@ def test_no_usual_size_or_batch_has_a_kernel_that_is_not_compiled_ahead(
 ) -> None:
     """A first step at such a size would wait for the compiler, or be the host's own."""
     arch = table()[gfx]
-    found, own = everywhere(arch), set(part_specs("unet", arch))
+    found, own = everywhere(arch), compiled_ahead(arch)
     assert found
     assert not {spec: where for spec, where in found.items() if spec not in own}
 

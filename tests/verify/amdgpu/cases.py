@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
@@ -299,7 +300,8 @@ ALL = {
 }
 
 
-def shipped_specs(gfx: str) -> set[KernelSpec]:
+@cache
+def shipped_specs(gfx: str) -> frozenset[KernelSpec]:
     """All that is compiled ahead or searched for a GPU; of a UNet's convolutions those that Auto
     launches.
     """
@@ -316,4 +318,4 @@ def shipped_specs(gfx: str) -> set[KernelSpec]:
     )
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
-    return found | set(part_specs("unet", arch))
+    return frozenset(found | set(part_specs("unet", arch)))
