@@ -50,9 +50,7 @@ class Seam(ABC):
             reasons = self._unusable()
             if reasons and engine.waits(host.device()):
                 reasons = []
-                with self._lock:
-                    self.waits = True
-                    self._refresh()
+                self._wait()
         if reasons:
             host.say_once(f"not used on this machine: {'; '.join(reasons)}")
         return reasons
@@ -93,6 +91,11 @@ class Seam(ABC):
             self.waits = background.waits(ATTENTION)
             self._refresh()
         return []
+
+    def _wait(self) -> None:
+        with self._lock:
+            self.waits = True
+            self._refresh()
 
     def _when_ready(self) -> None:
         threading.Thread(target=self.settle, name="rocm_sd settling", daemon=True).start()
