@@ -1,12 +1,14 @@
 """Several GPUs in a real WebUI, from the first picture on, beside one card.
 
-python -m tools.webui_several [--cases CASE,...] [--pictures N] [--alone N] [--steps N] [--faults]
-                              [--limit-s N] [--cache FOLDER] [--out FOLDER] LAUNCHER [FLAG ...]
+python -m tools.webui_several [--cases CASE,...] [--cards NUMBERS;...] [--pictures N] [--alone N]
+                              [--steps N] [--faults] [--limit-s N] [--cache FOLDER] [--out FOLDER]
+                              LAUNCHER [FLAG ...]
 
 LAUNCHER starts AUTOMATIC1111's WebUI or its AMD fork with the Python of this command; FLAGs go to
 it (--ckpt MODEL). CASE: [CHECKPOINT:]SIDE[xBATCH], a checkpoint by the name that the WebUI lists,
 pixels a side, pictures at once. Of each case one card makes some pictures, then *Several GPUs* is
-chosen, and each picture counts. --faults: then what can go wrong with the other card is done to it.
+chosen, and each picture counts; so again for all NUMBERS of other cards, none for all there are.
+--faults: then what can go wrong with the other card is done to it.
 
 A picture is slow if it takes a tenth and 0.3 s longer than one card's. Prints a table, and writes
 FOLDER/webui-several.json with what is in it. Returns 1 if a picture was wrong: apart from one
@@ -37,7 +39,7 @@ import numpy as np
 from tools.webui_client import PICTURE, ROOT, SCRIPT, Client, Pixels, serving
 
 ALONE: list[Any] = [True, "Auto", "Auto", 0, "Auto", "Off", ""]
-SEVERAL: list[Any] = [*ALONE[:5], "Auto", ""]
+SEVERAL: list[Any] = [*ALONE[:5], "Auto"]
 MOST_APART = 2
 LONGER, LONGER_S = 1.1, 0.3
 AMID = 0.4
@@ -167,14 +169,12 @@ class Painter(Client):
         text = json.dumps({**self.facts, "rows": self.rows}, indent=1, ensure_ascii=False)
         Path(self.asked.out, "webui-several.json").write_text(text + "\n", encoding="utf-8")
 
-    def compared(self, case: Case) -> list[Shot]:
-        """One card's pictures, the first of which is not counted, then several cards'."""
-        alone = [self.shot(case, ALONE) for _ in range(1 + self.asked.alone)][1:]
-        self.add(case.name, "one", alone, alone[0].pixels)
+    def compared(self, case: Case, alone: list[Shot], numbers: str) -> None:
+        """Several cards' pictures, from the first on, beside one card's."""
         shots: list[Shot] = []
         begin, first_s = time.monotonic(), 0.0
         while len(shots) < self.asked.pictures and self.left_s() > 0:
-            shots.append(self.shot(case, SEVERAL))
+            shots.append(self.shot(case, [*SEVERAL, numbers]))
             if shots[-1].runs != "one card" and not first_s:
                 first_s = time.monotonic() - begin
         later = shots[len(shots) // 2 :]
@@ -189,8 +189,8 @@ class Painter(Client):
         }
         slow = [number for number, shot in enumerate(shots, 1) if shot.picture_s > most_s]
         more = {"divided after, s": round(first_s, 1), "of one card's": gain, "slow": slow}
-        self.add(case.name, "several", shots, alone[0].pixels, **more)
-        return alone
+        name = f"and {numbers}" if numbers else f"and all {len(self.cards())} others"
+        self.add(case.name, name, shots, alone[0].pixels, **more)
 
     def cards(self) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = self.status()["several"]["cards"]
@@ -277,9 +277,12 @@ def run(asked: argparse.Namespace, folder: Path) -> bool:
             now = painter.status()
             painter.facts = {
                 **{"device": now["device"]["name"], **now["versions"], "ours": now["version"]},
-                **{"cards": [each["device"] for each in painter.cards()], "steps": asked.steps},
+                "steps": asked.steps,
             }
-            alone = painter.compared(case)
+            alone = [painter.shot(case, ALONE) for _ in range(1 + asked.alone)][1:]
+            painter.add(case.name, "one", alone, alone[0].pixels)
+            for numbers in asked.cards.split(";"):
+                painter.compared(case, alone, numbers)
             if asked.faults and case is cases[-1]:
                 painter.faults(case, alone)
         return painter.is_right
@@ -289,6 +292,7 @@ def main(argv: list[str]) -> int:
     """Measure. Returns 1 if a picture was wrong, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="512x4,1024")
+    parser.add_argument("--cards", default="", help="beside the first; several choices with ;")
     parser.add_argument("--pictures", type=int, default=12, help="by several cards")
     parser.add_argument("--alone", type=int, default=3, help="by one card, after a first one")
     parser.add_argument("--steps", type=int, default=20)

@@ -68,10 +68,12 @@ class Decoding(Work):
         """Number of the board: a name may come again."""
         self._sent: list[Card] = []
         """Who was sent weights since `begin`."""
+        self._has_new = False
+        """Whether a picture since `begin` was made in a way for the first times."""
 
     def begin(self) -> None:
         """The next pictures are begun."""
-        self._sent = []
+        self._sent, self._has_new = [], False
 
     def close(self) -> None:
         """Give the shared memory back, and forget what was measured."""
@@ -105,7 +107,8 @@ class Decoding(Work):
         kind = Kind(tuple(image.shape), links.dtype, program.scale)
         rows = units(links)
         usable = [True, *(m.may(kind) and m.has(subject) for m in self.members)]
-        self.way = self.shares.way(kind, rows, usable)
+        self.way = self.shares.way(kind, rows, usable, not self._has_new)
+        self._has_new |= not self.shares.is_warm(kind, self.way)
         if sum(map(bool, self.way)) > 1:
             picture = self._together(kind, program, request, links)
             if picture is not None and is_finite(picture):

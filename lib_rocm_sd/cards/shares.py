@@ -7,6 +7,7 @@ divided by the speeds that are known, and once more if these turn out to be othe
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -22,11 +23,12 @@ WARM = 2
 MEASURED = 2
 """Calls of a way that are, before it is compared; one of them where one card computes all."""
 MOST_WAYS = 4
-MOST_WAIT = 2.0
-"""A call that took longer than so many times what calls of its way take counts as that: a live
-preview, or another program, came between.
+RECENT = 8
+"""Calls of which the lower quartile counts: a live preview, or another program, holds up some."""
+GAIN = 0.9
+"""What another way has to take, by the cards' speeds, of the best that was measured: each new one
+plans and records on all cards.
 """
-_SMOOTH = 0.3
 
 
 @dataclass
@@ -37,6 +39,14 @@ class Kind:
     times: dict[Way, float] = field(default_factory=dict)
     speeds: dict[int, float] = field(default_factory=dict)
     """Rows per ms of each card, by its place in a way."""
+    recent: dict[Hashable, deque[float]] = field(default_factory=dict)
+    """What the last calls of a way took, and the last rows of a card."""
+
+    def typical(self, of: Hashable, ms: float) -> float:
+        """The lower quartile of the last ones, with this one."""
+        last = self.recent.setdefault(of, deque(maxlen=RECENT))
+        last.append(ms)
+        return sorted(last)[len(last) // 4]
 
 
 class Shares:
@@ -66,9 +76,13 @@ class Shares:
         divided = self.divided(kind, rows, usable)
         fitting = [way for way in record.calls if _fits(way, usable)]
         measured = [way for way in fitting if self._is_measured(record, way)]
-        others = [way for way in (*fitting, divided) if not self._is_measured(record, way)]
-        if new and others and len(measured) < MOST_WAYS:
-            return others[0]
+        begun = [way for way in fitting if way not in measured]
+        if new and begun:
+            return begun[0]
+        shared = [_expected(record, way) for way in measured if any(way[1:])]
+        is_better = not shared or _expected(record, divided) < GAIN * min(shared)
+        if new and is_better and divided not in measured and len(measured) < MOST_WAYS:
+            return divided
         return min(measured, key=record.times.__getitem__)
 
     def is_warm(self, kind: Hashable, way: Way) -> bool:
@@ -88,8 +102,8 @@ class Shares:
         """Measure all ways again, when they come up: the cards may have become others."""
         for record in self._kinds.values():
             record.calls = dict.fromkeys(record.calls, self.warm)
-            record.times.clear()
-            record.speeds.clear()
+            for known in (record.times, record.speeds, record.recent):
+                known.clear()  # type: ignore[attr-defined]
 
     def alone(self, kind: Hashable, rows: int) -> str:
         """Why one card computes a call of `rows` rows though others could."""
@@ -107,16 +121,10 @@ class Shares:
         record.calls[way] = record.calls.get(way, 0) + 1
         if record.calls[way] <= self.warm:
             return
-        before = record.times.get(way)
-        if before is None:
-            record.times[way] = ms
-        elif record.calls[way] <= self.warm + self.measured:
-            record.times[way] = min(before, ms)  # one of them may still have recorded something
-        else:
-            record.times[way] = _smooth(before, min(ms, MOST_WAIT * before))
+        record.times[way] = record.typical(way, ms)
         for card, (rows, own_ms) in enumerate(zip(way, each, strict=False)):
             if rows and own_ms > 0:
-                record.speeds[card] = _smooth(record.speeds.get(card), rows / own_ms)
+                record.speeds[card] = 1 / record.typical(card, own_ms / rows)
 
     def _is_measured(self, record: Kind, way: Way) -> bool:
         measured = self.measured if any(way[1:]) else 1
@@ -163,8 +171,9 @@ def _fits(way: Way, usable: Sequence[bool]) -> bool:
     )
 
 
-def _smooth(before: float | None, now: float) -> float:
-    return now if before is None else before + _SMOOTH * (now - before)
+def _expected(record: Kind, way: Way) -> float:
+    """What a way takes, in ms, by the cards' speeds; a card whose speed is not known takes none."""
+    return max(rows / record.speeds.get(card, float("inf")) for card, rows in enumerate(way))
 
 
 class Clock:

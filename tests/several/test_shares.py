@@ -95,3 +95,21 @@ def test_a_way_that_was_begun_is_measured() -> None:
     assert shares.divided("kind", 2, [True, True]) == (2, 0)
     assert shares.way("kind", 2, [True, True]) == (1, 1)
     assert shares.way("kind", 2, [True, True], new=False) == (2, 0)
+
+
+def test_noise_is_no_reason_for_another_way() -> None:
+    """Each new way plans and records on all cards; a card that has become slower is one."""
+    shares = Shares()
+    played(shares, 8, {0: 10.0, 1: 10.0}, WHOLE + ONCE)
+    found = played(shares, 8, {0: 8.5, 1: 11.5}, 20)
+    assert set(found) == {(4, 4)} and shares.divided("kind", 8, [True, True]) == (5, 3)
+    found = played(shares, 8, {0: 10.0, 1: 30.0}, 20)
+    assert found[-1] == (6, 2)
+
+
+def test_a_stretch_that_was_held_up_ends_no_way() -> None:
+    shares = Shares()
+    played(shares, 8, {0: 10.0, 1: 10.0}, WHOLE + ONCE + 8)
+    assert set(played(shares, 8, {0: 40.0, 1: 40.0}, 5)) == {(4, 4)}
+    assert set(played(shares, 8, {0: 10.0, 1: 10.0}, 9)) == {(4, 4)}
+    assert played(shares, 8, {0: 40.0, 1: 40.0}, 9)[-1] == (8, 0)

@@ -52,6 +52,8 @@ class RocmSdScript:
     def ui(self, is_img2img: bool) -> list[Any]:
         elem_id: Any = getattr(self, "elem_id", lambda name: f"rocm_sd_{name}")
         controls = accordion.build(elem_id, status.look, trials.check)
+        for control in (controls.enable, controls.several, controls.cards):
+            control.change(_prepare, controls.arguments, queue=False, show_progress="hidden")
         self.infotext_fields = [
             (controls.enable, options.enable_from),
             (controls.level, options.level_from),
@@ -92,6 +94,11 @@ class RocmSdScript:
         optimizer = attention_seam()
         if optimizer is not None:
             optimizer.step_aside(not settings.current().attention)
+
+
+def _prepare(*values: Any) -> None:
+    """What the page's controls are now."""
+    several.prepare(options.parse(*values)[0])
 
 
 def _asked(p: Any, args: tuple[Any, ...]) -> Options:

@@ -84,25 +84,43 @@ class SeveralSession:
                 self.end()
                 self.trouble = trouble.once(error)
 
+    def prepare(self, options: Options) -> None:
+        """These are chosen on the page: start the other cards' processes before the next picture.
+        Never raises.
+        """
+        with self._lock:
+            try:
+                if self._wants(options) and not host.is_short_of_memory():
+                    self._gather(options)
+            except Exception as error:
+                self.trouble = trouble.once(error)
+
     def _establish(self, options: Options) -> None:
         self.trouble = ""
-        if host.forge() is not None or not (options.enable and SEVERAL_MODES[options.several]):
+        if not self._wants(options):
             self.end()
             return
         if host.is_short_of_memory():
             self.end()
             self.trouble = MOVED
             return
-        choice = (host.device(), options.cards)
-        if choice != self._choice:
-            self.end()
-            found = chosen(*choice)
-            self._choice, self.left = choice, found.left
-            if found.devices:
-                start = partial(_started, home=choice[0])
-                self._team = Team(choice[0], found.devices, start)
-                self._team.begin()
+        self._gather(options)
         self._hold(host.unet_of(host.loaded_model()))
+
+    def _wants(self, options: Options) -> bool:
+        return host.forge() is None and options.enable and SEVERAL_MODES[options.several]
+
+    def _gather(self, options: Options) -> None:
+        """See that the team is of the cards that are chosen."""
+        choice = (host.device(), options.cards)
+        if choice == self._choice:
+            return
+        self.end()
+        found = chosen(*choice)
+        self._choice, self.left = choice, found.left
+        if found.devices:
+            self._team = Team(choice[0], found.devices, partial(_started, home=choice[0]))
+            self._team.begin()
 
     def lend(self, program: SeveralProgram) -> None:
         """Let the cards make the next picture of `program` together, if there are any."""

@@ -160,7 +160,7 @@ def test_explanation_changes_with_the_level(start: Start, gpu: FakeGpu, level: s
 def test_every_control_refreshes(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu)
     for control in script(webui).controls:
-        (function,) = events(webui, control._id, "change")
+        function, *_ = events(webui, control._id, "change")
         assert "our kernel" in function(True, "Auto", "Auto", 0, "Off")[2]
     webui.shared.opts.set("cross_attention_optimization", "Doggettx")
     assert "&#x27;Doggettx&#x27;" in function(True, "Auto", "Auto", 0, "Off")[2]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from accordion_help import events, script
 from conftest import FakeGpu, Start, WebUI
 from unet_help import AUTO, WITHOUT, begin, unet_of, untouched
 from vae_help import HALF, coders, distance, same
@@ -111,6 +112,33 @@ def test_a_generation(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     assert same(webui.txt2img(False, steps=STEPS), expected) and untouched(webui)
     gone(pid)
     assert not webui.errors_reported
+
+
+def test_choosing_it_starts_the_other_card(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    """Before the next picture, which sends its weights after the first step."""
+    webui = begin(start, gpu)
+    controls = script(webui).controls
+    (_, prepare) = events(webui, controls[5]._id, "change")
+    prepare(*AUTO, "Off", "")
+    assert session_of(webui).team is None
+    prepare(*SEVERAL, "")
+    wait(webui)
+    (member,) = session_of(webui).team.members
+    assert member.is_there and "forward" not in vars(unet_of(webui))
+    ways = divide_all(webui, monkeypatch)
+    webui.txt2img(*SEVERAL, steps=STEPS)
+    assert session_of(webui).team.members == [member] and (1, 1) in ways
+
+    def fail(*given: Any) -> Any:
+        raise ValueError("planted")
+
+    pid = member.pid
+    webui.txt2img(*AUTO)
+    gone(pid)
+    monkeypatch.setattr(webui.library("hosts.webui.several"), "chosen", fail)
+    prepare(*SEVERAL, "")
+    assert session_of(webui).trouble == "ValueError: planted"
+    webui.errors_reported.clear()
 
 
 def gone(pid: int) -> None:
