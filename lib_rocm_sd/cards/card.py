@@ -35,6 +35,8 @@ Steps of Stable Diffusion's UNets differ by a tenth of it.
 GIB = 1 << 30
 BUSY = "the other cards are busy"
 SENDING = "its weights are being sent"
+MOST_SPENT_S = 0.15
+"""What calls of a new way may take in one picture: the first of them plan, and record."""
 JOIN_S = 5.0
 """How long a thread that sends weights may take to see that its process has ended."""
 
@@ -436,6 +438,20 @@ class Work:
         self.divided = 0
         """How many calls were."""
         self._clock = Clock(home, shares)
+        self._spent_s = 0.0
+
+    @property
+    def may_be_new(self) -> bool:
+        """Whether this picture has time for another way of dividing."""
+        return self._spent_s < MOST_SPENT_S
+
+    @contextmanager
+    def _spending(self, kind: Hashable, way: Way) -> Iterator[None]:
+        """Around a call: what one of a new way takes counts."""
+        is_new, begin = any(way[1:]) and not self.shares.is_warm(kind, way), time.perf_counter()
+        yield
+        if is_new:
+            self._spent_s += time.perf_counter() - begin
 
     def leave(self, why: str = "") -> None:
         """The call is one card's, whatever others could do."""

@@ -68,12 +68,10 @@ class Decoding(Work):
         """Number of the board: a name may come again."""
         self._sent: list[Card] = []
         """Who was sent weights since `begin`."""
-        self._has_new = False
-        """Whether a picture since `begin` was made in a way for the first times."""
 
     def begin(self) -> None:
         """The next pictures are begun."""
-        self._sent, self._has_new = [], False
+        self._sent, self._spent_s = [], 0.0
 
     def close(self) -> None:
         """Give the shared memory back, and forget what was measured."""
@@ -107,8 +105,7 @@ class Decoding(Work):
         kind = Kind(tuple(image.shape), links.dtype, program.scale)
         rows = units(links)
         usable = [True, *(m.may(kind) and m.has(subject) for m in self.members)]
-        self.way = self.shares.way(kind, rows, usable, not self._has_new)
-        self._has_new |= not self.shares.is_warm(kind, self.way)
+        self.way = self.shares.way(kind, rows, usable, self.may_be_new)
         if sum(map(bool, self.way)) > 1:
             picture = self._together(kind, program, request, links)
             if picture is not None and is_finite(picture):
@@ -205,7 +202,7 @@ class Decoding(Work):
         members = [self.members[card - 1] for card in cards[1:]]
         rows = parts_of(links, parts(tuple(self.way[card] for card in cards)))
         try:
-            with self._clock.of(kind, self.way) as clock:
+            with self._spending(kind, self.way), self._clock.of(kind, self.way) as clock:
                 ranks = self._begun(kind, request.image, members, rows)
                 picture = program.together(
                     *(request.image, rows, ranks, request.session),

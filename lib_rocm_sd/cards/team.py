@@ -7,7 +7,6 @@ between cards by its rows (guidance split), as one of many pictures is (batch sp
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +31,6 @@ ANOTHER = (
 )
 FIRST = "its weights are sent after the first step"
 MOST_REASONS = 3
-MOST_SPENT_S = 0.15
-"""What calls of a new way may take in one picture: the first of them plan, and record."""
 GENERATIONS = 16
 """After so many, all that was measured is measured again."""
 Theirs = Callable[..., torch.Tensor]
@@ -72,7 +69,7 @@ class Team(Work):
         """The VAE's pictures, by the same cards."""
         self.generation = 0
         """How often `begin` was called."""
-        self._begins, self._sent, self._spent_s = True, False, 0.0
+        self._begins, self._sent = True, False
 
     def begin(self) -> None:
         """A generation begins, or the next pictures of one."""
@@ -114,11 +111,8 @@ class Team(Work):
             self.leave(why or "somebody records this call")
             return theirs(**call.given)
         usable = [not begins and m.has(subject) and m.may(call.kind) for m in self.members]
-        new = self._spent_s < MOST_SPENT_S
-        way = self.shares.way(call.kind, call.rows, [True, *usable], new)
-        is_new = not self.shares.is_warm(call.kind, way)
-        begin = time.perf_counter()
-        with self._clock.of(call.kind, way) as clock:
+        way = self.shares.way(call.kind, call.rows, [True, *usable], self.may_be_new)
+        with self._spending(call.kind, way), self._clock.of(call.kind, way) as clock:
             # Looking at weights takes as long as a tenth of a part, so comes after both parts have
             # begun. Both are dropped if they turn out to be others than the replicas'.
             asked = self._ask(call, way)
@@ -130,10 +124,7 @@ class Team(Work):
             if own is None or why or not all(member.has(subject) for member, _, _ in asked):
                 clock.way = (call.rows, *[0] * len(self.members))
                 return self._whole(call, subject, why, theirs)
-            result = self._divided(call, way, asked, own, theirs)
-        if is_new:
-            self._spent_s += time.perf_counter() - begin
-        return result
+            return self._divided(call, way, asked, own, theirs)
 
     def _own(self, call: Call, way: Way, theirs: Theirs) -> torch.Tensor:
         """This card's part."""

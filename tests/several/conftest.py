@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from lib_rocm_sd.cards import replica, team
+from lib_rocm_sd.cards import card, replica
 from lib_rocm_sd.cards.replica import Limits, Replica
 from tests.several.help import CPU, Teams, command
 
@@ -55,7 +55,7 @@ def fine(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas do as they should, until a test says otherwise."""
     plan.write_text("")
     monkeypatch.setattr(replica, "command", lambda: command(plan))
-    monkeypatch.setattr(team, "MOST_SPENT_S", 1e9)  # machines of tests are slow
+    monkeypatch.setattr(card, "MOST_SPENT_S", 1e9)  # machines of tests are slow
 
 
 @pytest.fixture(scope="package")

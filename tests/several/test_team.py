@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.cards import card as cards
 from lib_rocm_sd.cards import team as teams
 from lib_rocm_sd.cards.card import SENDING
 from lib_rocm_sd.cards.ranks import LostError
@@ -318,10 +319,10 @@ def test_three_cards(unet: Any) -> None:
 def test_a_new_way_costs_no_picture_much(team: Teams, monkeypatch: Any) -> None:
     """Its first calls plan and record; the rest of them waits for the next pictures."""
     team.warm()
-    monkeypatch.setattr(teams, "MOST_SPENT_S", 0.0)
+    monkeypatch.setattr(cards, "MOST_SPENT_S", 0.0)
     team.call()
     assert team.team.way == (2, 0)
-    monkeypatch.setattr(teams, "MOST_SPENT_S", 1e-9)
+    monkeypatch.setattr(cards, "MOST_SPENT_S", 1e-9)
     for _ in range(2):
         team.team.begin()
         ways = []

@@ -12,6 +12,7 @@ import torch
 from lib_rocm_sd.cards.blueprint import UNET
 from lib_rocm_sd.cards.memory import Shared
 from lib_rocm_sd.cards.replica import kind_of
+from lib_rocm_sd.cards.shares import WARM
 from lib_rocm_sd.cards.worker import CopiedUnet, Worker, _mirror, switches
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import Engine, engine
@@ -42,6 +43,42 @@ def test_a_step_that_runs_out_of_memory_there() -> None:
     memory.tensor(0, (3,), torch.float32).fill_(2)
     assert worker.answer(message)["shape"] == [3] and done == ["step", "step", "release", "step"]
     assert memory.tensor(256, (3,), torch.float32).tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_result_that_is_right_is_rehearsed(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is not is to be made again, by kernels that this card has tested, too."""
+    memory = Shared(1 << 16)
+    opening = {"device": "cpu", "cache": None, "bytes": memory.size, "memory": memory.name}
+    worker = Worker(opening, lambda number: None)
+    calls: list[int] = []
+
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(len(x))
+            return 2 * x
+
+    worker.unet = CopiedUnet(Double(), Session(), None)
+    trusted: list[Any] = []
+    monkeypatch.setattr(engine, "trust", lambda passed: trusted.append(list(passed)))
+    worker._trust([["an op"]])
+    memory.tensor(0, (3,), torch.float32).copy_(torch.tensor([1.0, 2.0, float("inf")]))
+    message = {"kind": "call", "part": UNET, "inputs": [["x", "float32", [3], 0]], "out": 256}
+    worker.answer(message)
+    memory.tensor(512, (3,), torch.float32).copy_(
+        torch.tensor([2.0 * factor, 4.0 * factor, float("inf")])
+    )
+    where = {"result": [256, "float32", [3]], "expected": [512, "float32", [3]], "most": 0.01}
+    answer = worker.answer({"kind": "compare", **where})
+    if factor == 1.0:
+        assert answer == {"kind": "compared", "why": "", "again": False}
+        assert calls == [3] * (1 + WARM) and trusted == [[("an op",)]]
+        return
+    assert answer["why"] == "its first result differs from this card's by 0.33 (rms)"
+    assert answer["again"] and calls == [3] and trusted[-1] == []
+    assert not worker.answer({"kind": "compare", **where})["again"]
 
 
 def test_a_switch_that_stands_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
