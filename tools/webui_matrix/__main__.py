@@ -1,7 +1,7 @@
 """A matrix of pictures in a real WebUI on a card, with its own features and real extensions.
 
 python -m tools.webui_matrix [--extensions FOLDER] [--only NAME,...] [--versions FILE]
-                             [--side N] [--steps N] [--limit-s N] [--out FOLDER]
+                             [--side N] [--steps N] [--several] [--limit-s N] [--out FOLDER]
                              LAUNCHER [FLAG ...]
 
 LAUNCHER starts AUTOMATIC1111's WebUI, its AMD fork or Forge with the Python of this command; FLAGs
@@ -14,6 +14,9 @@ Each scenario is made with ours off and on, in turns. Off must have the same byt
 differ from off by twice what two of the WebUI's own optimizers differ by; Forge takes one when it
 starts, so a second Forge runs beside it, without ours. The plain pictures must still be the same
 afterwards. A scenario that changes nothing is no check, and counts as wrong.
+
+--several: on is with *Several GPUs*, and pictures are made until other cards have computed some of
+them, or for a while. The table says who computed, or why one card did.
 
 Prints a table, and writes FOLDER/webui-matrix.json with what is in it. Returns 1 if something is
 wrong, or nothing was compared.
@@ -97,7 +100,7 @@ class Table:
         }
         shown = [str(apart.get(name, "")) for name in ("on_off", "yardstick", "effect")]
         why = "; ".join(row["why"])[:400]
-        ours = row.get("infotext", "")[:120]
+        ours = str(row.get("several") or row.get("infotext", "")[:120])
         print(row["scenario"], row["verdict"], *shown, ours, why, sep=" | ", flush=True)
         self.keep()
 
@@ -129,7 +132,7 @@ class Matrix:
                 started = self._serving(f"{name}-other", theirs, [OTHER_ATTENTION])
                 other = Client(stack.enter_context(started), begin)
             world = World(client, folder or self.folder, self.asked.side, self.asked.steps)
-            yield Bench(client, world, other)
+            yield Bench(client, world, other, self.asked.several)
 
     def _serving(
         self, name: str, extensions: Mapping[str, Path], flags: Sequence[str] = ()
@@ -220,6 +223,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--extensions", type=Path, help="a folder with their checkouts")
     parser.add_argument("--only", default="", help="names of scenarios, or patterns")
+    parser.add_argument(
+        "--several", action="store_true", help="on with Several GPUs, until divided"
+    )
     parser.add_argument("--versions", type=Path, help='lines "extension commit"')
     parser.add_argument("--side", type=int, default=512, help="pixels of a plain picture's side")
     parser.add_argument("--steps", type=int, default=8)

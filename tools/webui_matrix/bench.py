@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,6 +21,8 @@ YARDSTICK = ("Doggettx", "sdp - scaled dot product")
 """Two of the host's own optimizers: what they differ by is nobody's mistake."""
 STATES = {"off": False, "on": True}
 ANSWER_S = 300.0
+DIVIDED_S = 14.0
+"""How long pictures are made before other cards have to have computed some of them."""
 
 
 class Bench:
@@ -29,8 +32,12 @@ class Bench:
     change that while it runs.
     """
 
-    def __init__(self, client: Client, world: World, other: Client | None = None) -> None:
+    def __init__(
+        self, client: Client, world: World, other: Client | None = None, several: bool = False
+    ) -> None:
         self.client, self.world, self.other = client, world, other
+        self._on: Arguments = {"Enable": True, **({"Several GPUs": "Auto"} if several else {})}
+        self._several = several
         for each in filter(None, (client, other)):
             each.answer_s = ANSWER_S
         said = client.ask("sdapi/v1/script-info")
@@ -66,7 +73,7 @@ class Bench:
         route = "img2img" if "init_images" in body else "txt2img"
         asked: dict[str, Arguments] = {**QUIET, **scripts}
         if state in STATES:
-            asked[SCRIPT] = {"Enable": STATES[state]}
+            asked[SCRIPT] = self._on if STATES[state] else {"Enable": False}
         made = {
             name: {"args": self._arguments(name, route == "img2img", given)}
             for name, given in asked.items()
@@ -159,6 +166,8 @@ class Bench:
                 except RuntimeError as error:
                     found.errors[state].append(str(error)[:400])
             offs, ons = pictures["off"], pictures["on"]
+            if self._several:
+                ons += self._divided(scenario, row)
             found.off_again = farthest([apart(offs[0], each) for each in offs[1:]])
             if not found.off_again.same:
                 first = self.paint(scenario.body, scenario.scripts, "off")
@@ -170,6 +179,16 @@ class Bench:
         row["seconds"] = {state: [each.seconds for each in pictures[state]] for state in STATES}
         row["infotext"] = ons[-1].ours if ons else ""
         row["status"] = _kept(self.client.status())
+
+    def _divided(self, scenario: Scenario, row: dict[str, Any]) -> list[Made]:
+        """Pictures until other cards have computed some of two of them, or have had the time to."""
+        end, made, divided = time.monotonic() + DIVIDED_S, list[Made](), 0
+        while time.monotonic() < end and divided < 2:
+            made.append(self.paint(scenario.body, scenario.scripts, "on"))
+            told = self.client.status()["several"]
+            divided += told["runs"] != "one card"
+        row["several"] = {"runs": told["runs"], "why": told["why"], "pictures": len(made)}
+        return made
 
     def _residue(self) -> dict[str, Apart]:
         """How far the plain pictures are from those of before; from now on they are measure."""
