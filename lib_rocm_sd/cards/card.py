@@ -37,6 +37,8 @@ BUSY = "the other cards are busy"
 SENDING = "its weights are being sent"
 MOST_SPENT_S = 0.15
 """What calls of a new way may take in one picture: the first of them plan, and record."""
+PATIENCE_S = 10.0
+"""How long others wait for a card before they divide without it."""
 JOIN_S = 5.0
 """How long a thread that sends weights may take to see that its process has ended."""
 
@@ -172,6 +174,14 @@ class Card:
         """Whether its process has answered, and is free."""
         busy = self._opening or self._sending or self._trial
         return self._replica is not None and not busy and not self._replica.waits_for
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it starts, gets weights or is tried, and should soon be done with that."""
+        replica = self._replica
+        if replica is None or not (self._opening or self._sending or self._trial):
+            return False
+        return time.monotonic() - replica.asked < PATIENCE_S
 
     def has(self, subject: Subject) -> bool:
         """Whether it has this module with its weights as they are."""
@@ -442,8 +452,10 @@ class Work:
 
     @property
     def may_be_new(self) -> bool:
-        """Whether this picture has time for another way of dividing."""
-        return self._spent_s < MOST_SPENT_S
+        """Whether this picture has time for another way of dividing, and all cards are there that
+        might take part.
+        """
+        return self._spent_s < MOST_SPENT_S and not any(m.is_coming for m in self.members)
 
     @contextmanager
     def _spending(self, kind: Hashable, way: Way) -> Iterator[None]:

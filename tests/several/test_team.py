@@ -332,6 +332,24 @@ def test_a_new_way_costs_no_picture_much(team: Teams, monkeypatch: Any) -> None:
         assert ways == [(2, 0), (1, 1), (2, 0), (2, 0)]
 
 
+def test_nobody_divides_before_all_are_there(unet: Any, monkeypatch: Any) -> None:
+    """Else each card that comes is another way, to be planned and recorded by all."""
+    made = Teams(unet, lambda device: cast("Replica", Played(unet)), cards=2)
+    late = made.team.members[1]
+    slow: Any = late._replica
+    monkeypatch.setattr(slow, "poll", lambda: None)
+    made.team.begin()
+    with torch.no_grad():
+        for _ in range(8):
+            unet(**inputs(6))
+            slow.asked = time.monotonic()
+            assert made.team.way in ((), (6, 0, 0))
+        slow.asked -= cards.PATIENCE_S
+        made.prefer(6)
+        unet(**inputs(6))
+    assert made.team.way == (3, 3, 0)
+
+
 def test_weights_that_change_while_they_are_sent(team: Teams, monkeypatch: Any) -> None:
     """What was sent is not what they are: it is sent again with the next pictures."""
     replica, goes = team.member._replica, threading.Event()

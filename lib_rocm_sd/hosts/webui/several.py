@@ -85,12 +85,12 @@ class SeveralSession:
                 self.trouble = trouble.once(error)
 
     def prepare(self, options: Options) -> None:
-        """These are chosen on the page: start the other cards' processes before the next picture.
-        Never raises.
+        """These are chosen on the page: start the other cards' processes before the next picture,
+        where there are none yet. Never raises.
         """
         with self._lock:
             try:
-                if self._wants(options) and not host.is_short_of_memory():
+                if self._team is None and self._wants(options) and not host.is_short_of_memory():
                     self._gather(options)
             except Exception as error:
                 self.trouble = trouble.once(error)

@@ -133,6 +133,10 @@ def test_choosing_it_starts_the_other_card(start: Start, gpu: FakeGpu, monkeypat
         raise ValueError("planted")
 
     pid = member.pid
+    prepare(
+        *AUTO, "Auto", "1"
+    )  # other cards: with the next picture, lest one on its way loses these
+    assert session_of(webui).team.members == [member] and member.is_there
     webui.txt2img(*AUTO)
     gone(pid)
     monkeypatch.setattr(webui.library("hosts.webui.several"), "chosen", fail)
