@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from weakref import ref
 
@@ -24,6 +25,7 @@ from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Fact, Manner, Subject
 from lib_rocm_sd.cards.ranks import FailedError, LostError, RankError
 from lib_rocm_sd.cards.replica import Made, Replica
 from lib_rocm_sd.cards.shares import Clock, Shares, Way
+from lib_rocm_sd.engine.selftest import describe, is_out_of_memory
 
 Start = Callable[[torch.device], Replica]
 MOST_STARTS = 2
@@ -75,7 +77,8 @@ class _Sending:
     def __init__(
         self, replica: Replica, subject: Subject, places: Sequence[int] | None, home: torch.device
     ) -> None:
-        self._replica, self._part, self._places = replica, subject.part, places
+        self._replica, self._places = replica, places
+        self.part = subject.part
         self._tensors = subject.tensors()
         self.copy = _Copy(
             ref(subject.module), subject.blueprint, subject.manner, list(subject.facts)
@@ -84,15 +87,11 @@ class _Sending:
         self.error: Exception | None = None
         self._stream: Any = nullcontext()
         if home.type == "cuda":
-            stream = torch.cuda.Stream(home)
+            stream = _sending_stream(home)
             stream.wait_stream(torch.cuda.current_stream(home))  # what is computed of them is first
             self._stream = torch.cuda.stream(stream)
         self._thread = threading.Thread(target=self._send, name="rocm_sd weights", daemon=True)
         self._thread.start()
-
-    @property
-    def part(self) -> str:
-        return self._part
 
     @property
     def is_done(self) -> bool:
@@ -108,8 +107,8 @@ class _Sending:
             with self._stream, torch.no_grad():
                 if places is None:
                     places = range(len(tensors))
-                    self._replica.build(self.copy.blueprint, self.copy.manner, self._part)
-                self.sent_bytes = self._replica.fill(tensors, places, self._part)
+                    self._replica.build(self.copy.blueprint, self.copy.manner, self.part)
+                self.sent_bytes = self._replica.fill(tensors, places, self.part)
         except Exception as error:
             self.error = error
         finally:
@@ -166,8 +165,9 @@ class Card:
             replica.close(sending.join if sending else lambda: None)
 
     @property
-    def pid(self) -> int:
-        return -1 if self._replica is None else self._replica.pid
+    def pid(self) -> int | None:
+        """Of its process, where it has one."""
+        return None if self._replica is None else self._replica.pid
 
     @property
     def is_there(self) -> bool:
@@ -186,9 +186,9 @@ class Card:
     def has(self, subject: Subject) -> bool:
         """Whether it has this module with its weights as they are."""
         copy = self._copies.get(subject.part)
-        if copy is None or copy.module() is not subject.module or not subject.facts:
+        if copy is None or copy.module() is not subject.module:
             return False
-        if copy.facts != subject.facts:
+        if not subject.facts or copy.facts != subject.facts:
             return False
         if copy.blueprint is not subject.blueprint and copy.blueprint == subject.blueprint:
             copy = self._copies[subject.part] = replace(copy, blueprint=subject.blueprint)
@@ -297,6 +297,7 @@ class Card:
         replica, part = self._replica, subject.part
         assert replica is not None
         copy = self._copies.pop(part, None)
+        self._without.pop(part, None)
         self._passed = {kind for kind in self._passed if part_of(kind) != part}
         places: list[int] | None = None
         if (
@@ -323,8 +324,11 @@ class Card:
             self._copies[sending.part] = sending.copy
         elif isinstance(error, FailedError):
             self._cannot_have(sending.part, "out of memory" if error.memory else str(error))
-        else:
-            self._lost(str(error) if isinstance(error, LostError) else f"{error!r}")
+        elif isinstance(error, LostError):
+            self._lost(str(error))
+        else:  # on this side; the process knows of nothing
+            why = "out of memory here" if is_out_of_memory(error) else describe(error)
+            self._without[sending.part] = f"its weights could not be sent: {why}"
 
     def _cannot_have(self, part: str, why: str) -> None:
         if part == UNET:
@@ -478,6 +482,12 @@ class Work:
         """See what has come of what the cards were asked."""
         for member in self.members:
             member.look()
+
+
+@cache
+def _sending_stream(home: torch.device) -> Any:
+    """One for all: torch's are few, and given out in turns."""
+    return torch.cuda.Stream(home)
 
 
 def part_of(kind: Hashable) -> str:

@@ -241,6 +241,7 @@ class Replica:
 
     def build(self, blueprint: Blueprint, manner: Manner, part: str = UNET) -> None:
         """Make it another such module, without weights. Raises LostError and FailedError."""
+        settle(self._home)  # a result may still be on its way out of the memory
         tested = {"kind": kind_of(self._home), "passed": engine.passed(self._home)}
         text = json.dumps({**asdict(blueprint), **tested}).encode()
         if len(text) > self._shared.size:

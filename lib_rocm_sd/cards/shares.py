@@ -187,11 +187,14 @@ class Clock:
         self._kind: Hashable = ()
         self.way: Way = ()
         """Of the call that is timed; another where it turned out so."""
+        self.counts = True
+        """Whether it is one by which to judge."""
         self._marks: list[Any] = []
 
     def of(self, kind: Hashable, way: Way) -> Clock:
         """To be entered around a call. One that raises is not counted."""
         self._kind, self.way, self._each, self._marks = kind, way, {}, []
+        self.counts = True
         return self
 
     def took(self, card: int, ms: float) -> None:
@@ -213,7 +216,7 @@ class Clock:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._mark()
-        if kind is None:
+        if kind is None and self.counts:
             self._pending.append((self._kind, self.way, self._marks, self._each))
             self._settle()
 

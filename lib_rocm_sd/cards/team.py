@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.cards.blueprint import Subject
-from lib_rocm_sd.cards.card import Card, NotDividedError, Start, Work, missing
+from lib_rocm_sd.cards.card import Card, Start, Work, missing
 from lib_rocm_sd.cards.decoding import Decoding
 from lib_rocm_sd.cards.shares import Shares, Way, parts
 from lib_rocm_sd.engine.memory import is_recording
@@ -69,12 +69,14 @@ class Team(Work):
         """The VAE's pictures, by the same cards."""
         self.generation = 0
         """How often `begin` was called."""
-        self._begins, self._sent = True, False
+        self._begins, self._last = True, ""
+        self._sent: list[Card] = []
+        """Who was sent weights since `begin`."""
 
     def begin(self) -> None:
         """A generation begins, or the next pictures of one."""
-        self._begins, self._sent, self._first, self.divided = True, False, None, 0
-        self._spent_s = 0.0
+        self._begins, self._sent, self._first, self.divided = True, [], None, 0
+        self._last, self._spent_s = "", 0.0
         self.decoding.begin()
         self.generation += 1
         if not self.generation % GENERATIONS:
@@ -105,26 +107,26 @@ class Team(Work):
         them those of this call, or says why they cannot be.
         """
         begins, self._begins = self._begins, False
-        self._look()
         why = NOTHING_TO_SPLIT if call.rows < 2 else ""
         if why or is_recording(self.home):
             self.leave(why or "somebody records this call")
             return theirs(**call.given)
-        usable = [not begins and m.has(subject) and m.may(call.kind) for m in self.members]
+        self._look()
+        against = self._against(subject, ready, begins) if begins else self._last
+        usable = [not against and m.has(subject) and m.may(call.kind) for m in self.members]
         way = self.shares.way(call.kind, call.rows, [True, *usable], self.may_be_new)
         with self._spending(call.kind, way), self._clock.of(call.kind, way) as clock:
             # Looking at weights takes as long as a tenth of a part, so comes after both parts have
             # begun. Both are dropped if they turn out to be others than the replicas'.
             asked = self._ask(call, way)
             own = self._own(call, way, theirs) if asked and subject.is_same() else None
-            try:
-                self._prepare(subject, begins, ready, [member for member, _, _ in asked])
-            except NotDividedError as reason:
-                why = str(reason)
-            if own is None or why or not all(member.has(subject) for member, _, _ in asked):
-                clock.way = (call.rows, *[0] * len(self.members))
-                return self._whole(call, subject, why, theirs)
-            return self._divided(call, way, asked, own, theirs)
+            if asked or not begins:
+                against = self._against(subject, ready, begins, [member for member, _, _ in asked])
+            self._last = against
+            if own is not None and not against and all(m.has(subject) for m, _, _ in asked):
+                return self._divided(call, way, asked, own, theirs)
+            clock.way, clock.counts = (call.rows, *[0] * len(self.members)), not asked
+            return self._whole(call, subject, against, theirs)
 
     def _own(self, call: Call, way: Way, theirs: Theirs) -> torch.Tensor:
         """This card's part."""
@@ -142,38 +144,42 @@ class Team(Work):
                 asked.append((member, first, last))
         return asked
 
-    def _prepare(
-        self, subject: Subject, begins: bool, ready: Callable[[], str], asked: Sequence[Card]
-    ) -> None:
-        """Raises NotDividedError."""
+    def _against(
+        self,
+        subject: Subject,
+        ready: Callable[[], str],
+        begins: bool,
+        asked: Sequence[Card] = (),
+    ) -> str:
+        """Why one card computes this call; empty where others may. Those without the weights get
+        them.
+        """
         if not subject.leaves:
             subject.look()
         why = ready()
         subject.look()
         why = why or "; ".join(subject.reasons[:MOST_REASONS])
         if why:
-            raise NotDividedError(why)
+            return why
         if self._first is None:
             self._first = ref(subject.module)
         lacking = [m for m in self.members if not m.has(subject)]
         answering = [member for member in lacking if member.is_there or member in asked]
         if answering and begins:  # the first step lays weights anew and applies networks
-            raise NotDividedError(FIRST)
-        if answering:
-            self._send(subject, answering)
-        if lacking == self.members:
-            raise NotDividedError(missing(self.members))
+            why = FIRST
+        elif answering:
+            why = self._send(subject, answering)
+        return (why or missing(self.members)) if lacking == self.members else ""
 
-    def _send(self, subject: Subject, members: Sequence[Card]) -> None:
-        """Have these weights sent; once in a generation they may be."""
+    def _send(self, subject: Subject, members: Sequence[Card]) -> str:
+        """Have these weights sent, to each once in a generation; why not to all."""
         if self._first is None or self._first() is not subject.module:
-            raise NotDividedError(ANOTHER)
-        if self._sent and any(member.had(subject) for member in members):
-            raise NotDividedError(AMID)
+            return ANOTHER
         for member in members:
-            if member.is_there:
-                self._sent = True
+            if member.is_there and member not in self._sent:
+                self._sent.append(member)
                 member.give(subject)
+        return AMID if any(m in self._sent and m.had(subject) for m in members) else ""
 
     def _whole(self, call: Call, subject: Subject, why: str, theirs: Theirs) -> torch.Tensor:
         """By one's own card. Those that are new to this kind of call compute a part beside it."""

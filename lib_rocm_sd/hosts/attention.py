@@ -195,8 +195,12 @@ class Serving(TorchFunctionMode):
             raise NotOursError("autocast asks for another dtype")
         try:
             return attend(inputs, self.session, heads_apart=True)
-        except ValueError as mistake:
-            raise NotOursError(str(mistake)) from None
+        except ValueError:
+            try:
+                ATTENTION.problem_of(inputs)
+            except ValueError as mistake:
+                raise NotOursError(str(mistake)) from None
+            raise  # it is ours
 
 
 def is_serving() -> bool:

@@ -10,8 +10,8 @@ from lib_rocm_sd.ops.lazily import torch
 
 def key_of(inputs: tuple[Any, ...]) -> Hashable:
     """The key of a call whose problem, checks and refusals follow from how its tensors lie, from
-    whether their gradients are wanted, and from its plain values; of floats, such as eps, it counts
-    only that they are there. All strides are in it: a bound launch counts on them.
+    whether their gradients are wanted, and from its plain values, numpy's too; of floats, such as
+    eps, it counts only that they are there. All strides are in it: a bound launch counts on them.
     """
     graded = torch.is_grad_enabled()
     parts: list[Any] = [graded]
@@ -20,7 +20,7 @@ def key_of(inputs: tuple[Any, ...]) -> Hashable:
             parts += (item.shape, item.stride(), item.dtype, item.device)
             parts.append(graded and item.requires_grad)
         else:
-            parts.append(item if isinstance(item, (int, str)) else type(item))
+            parts.append(type(item) if item is None or isinstance(item, float) else item)
     return tuple(parts)
 
 

@@ -343,9 +343,7 @@ class Gate:
         with suppress(Exception):  # of the host, which a trial tells of
             while time.monotonic() < end_s and not self._busy():
                 with self._changed:
-                    if self._changed.wait_for(
-                        lambda: bool(self._queue) or self._group.ended, POLL_S
-                    ):
+                    if self._changed.wait_for(more, POLL_S):
                         return
 
     def _run(self, batch: list[Wanted]) -> None:

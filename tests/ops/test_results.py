@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,3 +73,13 @@ def test_a_key_tells_gradients_apart_without_posing_their_problem(op: Op[Any, An
     ]
     assert len({op.key_of(each) for each in others}) == len(others)
     assert op.key_of(given) == op.key_of(given._replace(x=given.x.clone(), eps=1e-3))
+
+
+def test_a_key_tells_numpys_numbers_apart() -> None:
+    """What was bound for other groups would read other channels."""
+    problem = GROUP_NORM_BACKWARD.test_problems(GROUP_NORM_BACKWARD.usual[0][1])[0]
+    given = GROUP_NORM_BACKWARD.make_inputs(problem, CPU, 1)
+    numbers: list[Any] = [given._replace(groups=np.int64(groups)) for groups in (1, 2, 4)]
+    numbers += [given._replace(silu=cast("Any", np.bool_(silu))) for silu in (True, False)]
+    keys = {GROUP_NORM_BACKWARD.key_of(each) for each in numbers}
+    assert len(keys) >= 4

@@ -91,6 +91,7 @@ def test_quiet_scripts_are_named_only_where_they_are(tmp_path: Path) -> None:
 def asked(**changes: Any) -> argparse.Namespace:
     absent = {"extensions": None, "only": "", "versions": None, "cache": None}
     others = {"side": 64, "steps": 2, "limit_s": 60.0, "launcher": "absent", "flags": []}
+    others["several"] = False
     return argparse.Namespace(**{**absent, **others, **changes})
 
 
@@ -167,7 +168,7 @@ def test_beside_forge_another_runs_without_ours(
         (tmp_path / "modules_forge").mkdir()
     (tmp_path / "ext/theirs").mkdir(parents=True)
     monkeypatch.setattr(matrix, "serving", serving)
-    monkeypatch.setattr(matrix, "Bench", lambda client, world, other: other)
+    monkeypatch.setattr(matrix, "Bench", lambda client, world, other, several: other)
     command = matrix.Matrix(
         asked(
             launcher=str(tmp_path / "launch.py"), extensions=tmp_path / "ext", flags=["--ckpt", "x"]

@@ -62,7 +62,7 @@ class SeveralSession:
         self._team: Team | None = None
         self._choice: tuple[torch.device, str] | None = None
         self._stand_in: SeveralStandIn | None = None
-        self._other_weights = False
+        self._other_weights = self._is_on = False
         self._pictures, self._equal = 0, True
         self.left: tuple[str, ...] = ()
         """Why cards that there are, or that were asked for, are not used."""
@@ -93,6 +93,7 @@ class SeveralSession:
                 if self._team is None and self._wants(options) and not host.is_short_of_memory():
                     self._gather(options)
             except Exception as error:
+                self.end()
                 self.trouble = trouble.once(error)
 
     def _establish(self, options: Options) -> None:
@@ -105,6 +106,7 @@ class SeveralSession:
             self.trouble = MOVED
             return
         self._gather(options)
+        self._is_on = True
         self._hold(host.unet_of(host.loaded_model()))
 
     def _wants(self, options: Options) -> bool:
@@ -124,14 +126,14 @@ class SeveralSession:
 
     def lend(self, program: SeveralProgram) -> None:
         """Let the cards make the next picture of `program` together, if there are any."""
-        team = self._team
+        team = self._team if self._is_on else None  # else chosen on the page, for the next picture
         program.decoding = None if team is None else team.decoding
         if team is not None and program.subject is None:
             program.subject = Subject(program.module, _manner, HOSTS_OWN, DECODER)
 
     def before_step(self, params: Any) -> None:
         """Callback of the sampler: the refiner may have become the model."""
-        if self._team is None:
+        if not self._is_on:
             return
         self._note_pair(params)
         unet = host.unet_of(host.loaded_model())
@@ -155,7 +157,7 @@ class SeveralSession:
         with self._lock:
             self._take_out()
             team, self._team = self._team, None
-            self._choice, self.left = None, ()
+            self._choice, self.left, self._is_on = None, (), False
             if team is not None:
                 team.close()
 
@@ -235,7 +237,7 @@ class SeveralSession:
         team = self._team
         members = [] if team is None else team.members
         return {
-            "on": team is not None,
+            "on": self._is_on,
             "runs": self.runs(),
             "rows": [] if team is None else list(team.way),
             "why": list(self.why()),
@@ -245,7 +247,9 @@ class SeveralSession:
             },
             "cards": [
                 {
-                    **{"device": str(m.device), "pid": m.pid, "reason": m.reason},
+                    "device": str(m.device),
+                    "pid": m.pid,
+                    "reason": m.reason,
                     "sent_bytes": m.sent_bytes,
                 }
                 for m in members

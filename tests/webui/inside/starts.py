@@ -24,7 +24,7 @@ TABLES = tuple(
     for name in (
         *("arch", "ops", "catalog", "shipped", "errors", "policy", "cards.blueprint"),
         *(
-            "lab.modules",
+            "lab.models",
             "lab.methods",
             "runtime.codeobject",
             "runtime.compile_worker",

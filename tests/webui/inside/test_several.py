@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,16 +133,25 @@ def test_choosing_it_starts_the_other_card(start: Start, gpu: FakeGpu, monkeypat
     def fail(*given: Any) -> Any:
         raise ValueError("planted")
 
-    pid = member.pid
-    prepare(
-        *AUTO, "Auto", "1"
-    )  # other cards: with the next picture, lest one on its way loses these
+    pid: Any = member.pid
+    # Other cards come with the next picture: one on its way keeps these.
+    prepare(*AUTO, "Auto", "1")
     assert session_of(webui).team.members == [member] and member.is_there
     webui.txt2img(*AUTO)
     gone(pid)
     monkeypatch.setattr(webui.library("hosts.webui.several"), "chosen", fail)
     prepare(*SEVERAL, "")
     assert session_of(webui).trouble == "ValueError: planted"
+    monkeypatch.undo()
+
+    session = session_of(webui)
+    session.end()
+    prepare(*SEVERAL, "")  # while a picture is made without it
+    session.before_step(None)
+    program = SimpleNamespace(decoding=None)
+    session.lend(program)
+    assert "forward" not in vars(unet_of(webui)) and program.decoding is None
+    assert not session.told()["on"]
     webui.errors_reported.clear()
 
 
