@@ -20,7 +20,9 @@ def key_of(inputs: tuple[Any, ...]) -> Hashable:
             parts += (item.shape, item.stride(), item.dtype, item.device)
             parts.append(graded and item.requires_grad)
         else:
-            parts.append(type(item) if item is None or isinstance(item, float) else item)
+            # A mistake, such as a list, is told by the problem.
+            is_plain = type(item).__hash__ is not None and not isinstance(item, (float, tuple))
+            parts.append(item if is_plain else type(item))
     return tuple(parts)
 
 
