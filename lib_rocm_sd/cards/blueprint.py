@@ -349,16 +349,15 @@ class Subject:
 
     def look(self) -> None:
         """See what it is now; read again only what has changed."""
-        self.manner, around = self._manner(), self._surroundings()
-        same = self.is_same()
+        self.manner, same = self._manner(), self.is_same()
         if same and not self.reasons:
             columns = self._columns()
             if columns == self._known:
                 return
             self._know(columns)
         if not same or self._kinds() != self._read_kinds:
+            self._around = self._surroundings()
             self._read()
-            self._around = around
             self._know([] if self.reasons else self._columns())
 
     def _know(self, columns: list[list[Any]]) -> None:

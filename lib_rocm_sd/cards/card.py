@@ -166,7 +166,7 @@ class Card:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, where it has one."""
+        """Its process's id, where it has one."""
         return None if self._replica is None else self._replica.pid
 
     @property
@@ -452,7 +452,13 @@ class Work:
         self.divided = 0
         """How many calls were."""
         self._clock = Clock(home, shares)
+        self._sent: list[Card] = []
+        """Who was sent weights since `begin`."""
         self._spent_s = 0.0
+
+    def begin(self) -> None:
+        """The next pictures are begun."""
+        self._sent, self._spent_s = [], 0.0
 
     @property
     def may_be_new(self) -> bool:

@@ -66,12 +66,6 @@ class Decoding(Work):
         self._board: Shared | None = None
         self._number = -1
         """Number of the board: a name may come again."""
-        self._sent: list[Card] = []
-        """Who was sent weights since `begin`."""
-
-    def begin(self) -> None:
-        """The next pictures are begun."""
-        self._sent, self._spent_s = [], 0.0
 
     def close(self) -> None:
         """Give the shared memory back, and forget what was measured."""

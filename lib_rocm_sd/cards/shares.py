@@ -52,10 +52,10 @@ class Kind:
 class Shares:
     """Decides how many rows each card computes, for all kinds of calls."""
 
-    def __init__(self, warm: int | None = None, measured: int | None = None) -> None:
-        """`warm`, `measured`: calls of a way, as WARM and MEASURED."""
+    def __init__(self, warm: int | None = None) -> None:
+        """`warm`: calls of a way that are not counted, as WARM."""
         self.warm = WARM if warm is None else warm
-        self.measured = MEASURED if measured is None else measured
+        self.measured = MEASURED
         self._kinds: dict[Hashable, Kind] = {}
 
     def of(self, kind: Hashable) -> Kind:
@@ -186,7 +186,7 @@ class Clock:
         self._each: dict[int, float] = {}
         self._kind: Hashable = ()
         self.way: Way = ()
-        """Of the call that is timed; another where it turned out so."""
+        """The way of the call that is timed; another where it turned out so."""
         self.counts = True
         """Whether it is one by which to judge."""
         self._marks: list[Any] = []

@@ -70,13 +70,11 @@ class Team(Work):
         self.generation = 0
         """How often `begin` was called."""
         self._begins, self._last = True, ""
-        self._sent: list[Card] = []
-        """Who was sent weights since `begin`."""
 
     def begin(self) -> None:
         """A generation begins, or the next pictures of one."""
-        self._begins, self._sent, self._first, self.divided = True, [], None, 0
-        self._last, self._spent_s = "", 0.0
+        super().begin()
+        self._begins, self._last, self._first, self.divided = True, "", None, 0
         self.decoding.begin()
         self.generation += 1
         if not self.generation % GENERATIONS:

@@ -21,11 +21,16 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.ops.registry import op_named
 
 
-def test_a_step_that_runs_out_of_memory_there() -> None:
-    """What the decoder keeps beside its weights is given back, and the step is tried again."""
+def opened() -> tuple[Shared, Worker]:
+    """A worker on the CPU, and the memory that it shares."""
     memory = Shared(1 << 16)
     opening = {"device": "cpu", "cache": None, "bytes": memory.size, "memory": memory.name}
-    worker = Worker(opening, lambda number: None)
+    return memory, Worker(opening, lambda number: None)
+
+
+def test_a_step_that_runs_out_of_memory_there() -> None:
+    """What the decoder keeps beside its weights is given back, and the step is tried again."""
+    memory, worker = opened()
     done: list[str] = []
 
     class Full(torch.nn.Module):
@@ -50,9 +55,7 @@ def test_a_result_that_is_right_is_rehearsed(
     factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is not is to be made again, by kernels that this card has tested, too."""
-    memory = Shared(1 << 16)
-    opening = {"device": "cpu", "cache": None, "bytes": memory.size, "memory": memory.name}
-    worker = Worker(opening, lambda number: None)
+    memory, worker = opened()
     calls: list[int] = []
 
     class Double(torch.nn.Module):
@@ -117,9 +120,7 @@ def test_what_passed_on_the_hosts_card_is_not_tested_again(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_replica_trusts_a_card_of_its_kind(same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Shared(1 << 16)
-    opening = {"device": "cpu", "cache": None, "bytes": memory.size, "memory": memory.name}
-    worker = Worker(opening, lambda number: None)
+    memory, worker = opened()
     trusted: list[Any] = []
     monkeypatch.setattr(engine, "trust", lambda passed: trusted.extend(passed))
     monkeypatch.setattr("lib_rocm_sd.cards.worker.build", lambda *plan: torch.nn.Identity())
