@@ -32,7 +32,7 @@ def timed(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def take() -> list[dict[str, Any]]:
-    """Of each sampling and decoding since the last time."""
+    """Time and memory of each sampling and decoding since the last time."""
     found = list(seen)
     seen.clear()
     return found

@@ -235,10 +235,9 @@ class Planner:
         failed = self.verify(session, asked)
         keys = [asked.key(test) for test in asked.tests]
         done = [self._checks[key] for key in keys if key in self._checks]
-        if not (done or failed):  # another process has passed them
-            return Check(0.0, asked.op.tolerance(asked.problem))
-        if not done:
-            return Check(math.inf, asked.op.tolerance(asked.problem), "; ".join(failed))
+        if not done:  # another process has passed them, or nobody
+            error = math.inf if failed else 0.0
+            return Check(error, asked.op.tolerance(asked.problem), "; ".join(failed))
         return max(done, key=lambda check: check.error / check.tolerance)
 
     def quarantine(self, asked: Asked, reason: str) -> Hashable:

@@ -115,7 +115,7 @@ def _apart(
 
 
 def unclear(*tensors: torch.Tensor) -> NotOursError:
-    """Of shapes that no host's function says how to read."""
+    """The refusal of shapes that no host's function says how to read."""
     return NotOursError(f"q, k and v are {', '.join(str(tuple(t.shape)) for t in tensors)}")
 
 

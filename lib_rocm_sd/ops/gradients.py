@@ -9,7 +9,7 @@ from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.lazily import torch
 
 NormGradients: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]"
-"""Of x and, where they are wanted, of gamma and beta, else None."""
+"""Gradients of x and, where they are wanted, of gamma and beta, else None."""
 
 
 def empty_gradients(problem: Any, of_x: torch.Tensor) -> NormGradients:

@@ -29,7 +29,7 @@ def facts(results: Any) -> list[Any]:
 
 
 def small_problems() -> list[tuple[Op[Any, Any], Any]]:
-    """Of each op the problems that vouch for the first usual one; norms and gradients both ways."""
+    """Problems that vouch for each op's first usual one; norms and gradients both ways."""
     found = [(op, op.test_problems(op.usual[0][1])[0]) for op in ops()]
     for op, problem in list(found):
         for name in ("added", "keeps", "statistics", "wanted", "channels_last"):

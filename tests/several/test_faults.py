@@ -31,7 +31,7 @@ def test_a_call_that_fails(team: Teams, plan: Path, fault: str, reason: str) -> 
 
 
 def test_a_wrong_first_result(team: Teams, plan: Path) -> None:
-    """Of kernels that only the host's card has tested; then of those that this one has, too."""
+    """By kernels that only the host's card has tested, then by those that this one has, too."""
     plan.write_text("call wrong")
     for _ in range(4):
         team.call()

@@ -101,7 +101,7 @@ class Ldm:
     may_lack_cross: ClassVar[bool] = False
     """Whether a transformer block may have no attn2."""
     net_lengths: ClassVar[tuple[int, ...]] = (3,)
-    """Of a feed-forward net's modules."""
+    """How many modules a feed-forward net may have."""
     up_convs: ClassVar[tuple[str, ...]] = ("conv",)
     down_convs: ClassVar[tuple[str, ...]] = ("op",)
     """Names of a sampler's convolution."""
