@@ -103,6 +103,8 @@ class Shot:
     runs: str
     why: str
     is_divided: bool
+    rows: tuple[int, ...]
+    """Of the last step, by card."""
 
     def row(self) -> dict[str, Any]:
         """All but the pixels, for JSON."""
@@ -135,7 +137,7 @@ class Painter(Client):
         why = "; ".join([*told["why"], *filter(None, [told["vae"]["why"]])])
         return Shot(
             *(np.stack(made.frames), steps / sampled, made.seconds, 1000 * decoded),
-            *(told["runs"], why, sum(map(bool, told["rows"])) > 1),
+            *(told["runs"], why, sum(map(bool, told["rows"])) > 1, tuple(told["rows"])),
         )
 
     def prepare(self, case: Case) -> None:
@@ -159,7 +161,8 @@ class Painter(Client):
         rates = ", ".join(f"{shot.it_s:.1f}" for shot in shots)
         seconds = statistics.median(shot.picture_s for shot in shots)
         decode = statistics.median(shot.decode_ms for shot in shots)
-        said = f"{shots[-1].runs}; {shots[-1].why}; {json.dumps(more) if more else ''}"
+        last = shots[-1]
+        said = f"{last.runs} {last.rows or ''}; {last.why}; {json.dumps(more) if more else ''}"
         shown = (case, cards, rates, f"{seconds:.2f}", f"{decode:.0f}", apart, said.strip("; "))
         print(*shown, sep=" | ", flush=True)
         found = {"case": case, "cards": cards, "shots": [shot.row() for shot in shots]}
@@ -225,9 +228,10 @@ class Painter(Client):
         with Elsewhere(self.cards()[0]["device"], BUSY):
             after("the other is busy", [], 8)
         after("no longer busy", [], 3)
+        wider = Case("", "", case.side + 192, case.batch)
+        one = self.shot(wider, ALONE)
+        after("back from one card", [], 7)
         with Elsewhere(self.cards()[0]["device"], FULL):
-            wider = Case("", "", case.side + 64, case.batch)
-            one = self.shot(wider, ALONE)
             shots = [self.shot(wider, SEVERAL) for _ in range(4)]
             self.add(f"{case.name}, wider", "the other is full", shots, one.pixels)
         after("no longer full", [], 4)

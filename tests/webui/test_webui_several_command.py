@@ -36,7 +36,7 @@ class Played(Painter):
         self.asked_for.append(args)
         seconds, divided, apart = self.pictures.pop(0)
         pixels = np.full((1, 2, 2, 3), apart, np.int16)
-        return Shot(pixels, 20 / seconds, seconds, 30.0, "who", "why", divided)
+        return Shot(pixels, 20 / seconds, seconds, 30.0, "who", "why", divided, ())
 
     def cards(self) -> list[dict[str, Any]]:
         return [{"device": "cuda:1", "pid": None}]
@@ -45,7 +45,7 @@ class Played(Painter):
 @pytest.mark.parametrize(("apart", "right"), [(2, True), (3, False)])
 def test_each_picture_counts_from_the_first_on(tmp_path: Path, apart: int, right: bool) -> None:
     case = Case.of("1024")
-    alone = [Shot(np.zeros((1, 2, 2, 3), np.int16), 20.0, 1.0, 30.0, "one card", "", False)] * 3
+    alone = [Shot(np.zeros((1, 2, 2, 3), np.int16), 20.0, 1.0, 30.0, "one card", "", False, ())] * 3
     played = Played(
         tmp_path, [(1.39, False, 0), (1.41, False, 1), (0.5, True, 1), (0.5, True, apart)]
     )
@@ -59,7 +59,7 @@ def test_each_picture_counts_from_the_first_on(tmp_path: Path, apart: int, right
 
 def test_nobody_is_killed_where_there_is_no_process(tmp_path: Path, capsys: Any) -> None:
     played = Played(tmp_path, [])
-    alone = [Shot(np.zeros((1, 2, 2, 3), np.int16), 20.0, 1.0, 30.0, "one card", "", False)]
+    alone = [Shot(np.zeros((1, 2, 2, 3), np.int16), 20.0, 1.0, 30.0, "one card", "", False, ())]
     played.faults(Case.of("512"), alone)
     assert "the other card is not there" in capsys.readouterr().out and not played.rows
 
@@ -81,4 +81,9 @@ def test_a_picture_is_read_from_the_probe_and_the_status(tmp_path: Path) -> None
 
     shot = Asked(None, 0.0, argparse.Namespace(steps=20)).shot(Case.of("64x2"), tool.SEVERAL)
     assert (shot.it_s, shot.picture_s, shot.decode_ms) == (40.0, 0.7, 30.0)
-    assert shot.is_divided and shot.why == "the picture is small" and "pixels" not in shot.row()
+    assert (
+        shot.is_divided
+        and shot.rows == (1, 1)
+        and shot.why == "the picture is small"
+        and "pixels" not in shot.row()
+    )
