@@ -12,14 +12,10 @@ them; power is a mean over a second on Ampere and newer (but not GA100).
 from __future__ import annotations
 
 import ctypes
-import json
 import platform
 import re
-import shutil
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -340,13 +336,6 @@ def _address(device: torch.device, digits: int = 4) -> str:
 
 
 MOST_TEXT = 200
-LIMIT_S = 2.0
-"""How long tools that tell power and clocks are waited for, all together."""
-TOOLS = (
-    ("amd-smi", "metric", "--power", "--clock", "--json"),
-    ("rocm-smi", "--showpower", "--showmaxpower", "--showclocks", "--showdriverversion", "--json"),
-)
-CARDS = Path("/sys/class/drm")
 MODULE = Path("/sys/module/amdgpu/version")
 ROCM = Path("/opt/rocm/.info/version")
 VERSION = re.compile(r"\d+(\.\d+)*")
@@ -384,7 +373,8 @@ def machine(device: torch.device) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         facts["vram_mib"] = int(properties.total_memory) >> 20
         if info.backend in ("hip", "zluda"):
-            facts |= power_and_clocks(info.index, pci=_address(device))
+            card = sysfs_source(_address(device))
+            facts |= card.facts() if isinstance(card, Sysfs) else {}
     return facts
 
 
@@ -409,83 +399,3 @@ def _version(text: str) -> str | None:
 
 def _first_version(path: Path) -> str | None:
     return _version(_text(path).strip())
-
-
-def power_and_clocks(index: int, cards: Path = CARDS, pci: str = "") -> dict[str, Any]:
-    """What the driver's files tell, the rest from amd-smi or rocm-smi, in LIMIT_S.
-
-    Which card it is tells `pci`, else the number `index`.
-    """
-    facts = _of_driver(index, cards, pci)
-    end = time.monotonic() + LIMIT_S
-    for tool in TOOLS:
-        if all(facts.get(key) is not None for key in ("power_w", "clock_mhz")):
-            break
-        for key, value in _of_tool(tool, index, end - time.monotonic()).items():
-            if facts.get(key) is None:
-                facts[key] = value
-    return facts
-
-
-def _of_driver(index: int, cards: Path, pci: str) -> dict[str, Any]:
-    """From the files of Linux's amdgpu."""
-    every = [card / "device" for card in cards.glob("card*") if re.fullmatch(r"card\d+", card.name)]
-    every.sort(key=lambda path: int(path.parent.name.removeprefix("card")))
-    devices = [device for device in every if _text(device / "vendor").strip() == VENDOR]
-    named = [device for device in devices if device.resolve().name == pci]
-    own = named or devices[index : index + 1]
-    return Sysfs(own[0]).facts() if own else {}
-
-
-def _of_tool(command: Sequence[str], index: int, limit_s: float) -> dict[str, Any]:
-    program = shutil.which(command[0])
-    if program is None or limit_s <= 0:
-        return {}
-    try:
-        ran = subprocess.run(
-            [program, *command[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=limit_s,
-            check=False,
-        )
-        content = json.loads(ran.stdout.decode("utf-8", "replace"))
-    except (OSError, ValueError, RecursionError, subprocess.TimeoutExpired):
-        return {}
-    return _of_json(content, index)
-
-
-WORDS = (
-    ("power_limit_w", re.compile(r"(max|limit|cap).*power|power.*(max|limit|cap)")),
-    ("power_w", re.compile(r"(average|current|socket).*power")),
-    ("memory_clock_mhz", re.compile(r"(mclk|mem_0).*(clk|clock|mhz|speed)")),
-    ("clock_mhz", re.compile(r"(sclk|gfx_0).*(clk|clock|mhz|speed)")),
-)
-"""Which of our facts a path of keys in a tool's JSON is."""
-
-
-def _of_json(content: object, index: int) -> dict[str, Any]:
-    """Numbers under telling names, whatever the layout of a tool's version is."""
-    cards = content.get("gpu_data", content) if isinstance(content, dict) else content
-    if isinstance(cards, dict):
-        card = cards.get(f"card{index}")
-    else:
-        card = cards[index] if isinstance(cards, list) and index < len(cards) else None
-    facts: dict[str, Any] = {}
-    for path, text in _leaves(card, ""):
-        number = re.search(r"\d+(\.\d+)?", text)
-        key = next((key for key, words in WORDS if words.search(path)), None)
-        if key and number and key not in facts:
-            facts[key] = float(number.group())
-    return facts
-
-
-def _leaves(content: object, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    if isinstance(content, dict) and depth < 6:
-        unit = content.get("unit")
-        for key, item in content.items():
-            if not (key == "unit" and isinstance(unit, str)):
-                yield from _leaves(item, f"{path} {key}".lower(), depth + 1)
-    elif isinstance(content, (str, int, float)) and not isinstance(content, bool):
-        yield path, str(content)

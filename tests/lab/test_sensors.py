@@ -88,6 +88,32 @@ def test_which_card_it_is(tmp_path: Path) -> None:
     assert found(sensors.sysfs_source(folder.name, tmp_path)).read().power_w == 1.0
 
 
+def test_a_result_has_the_facts_of_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card(
+        tmp_path,
+        power1_input="17000000\n",
+        power1_cap="355000000\n",
+        pp_dpm_sclk="0: 500Mhz *\n1: 2525Mhz\n",
+        pp_dpm_mclk="garbage",
+    )
+    card(tmp_path, "0000:0c:00.0", power1_input="9000000\n")
+    source = sensors.sysfs_source
+    monkeypatch.setattr(sensors, "sysfs_source", lambda address: source(address, tmp_path))
+    info = DeviceInfo(0, "A card", "hip", "gfx1100", None)
+    monkeypatch.setattr(sensors, "identify", lambda device: info)
+    properties = SimpleNamespace(
+        total_memory=1 << 30, pci_domain_id=0, pci_bus_id=3, pci_device_id=0
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    names = ("vram_mib", "power_w", "power_limit_w", "clock_mhz", "memory_clock_mhz")
+    facts = sensors.machine(CUDA)
+    assert [facts[name] for name in names] == [1024, 17.0, 355.0, 2525, None]
+    del properties.pci_bus_id  # then nobody knows which of two cards it is
+    assert [sensors.machine(CUDA)[name] for name in names] == [1024, None, None, None, None]
+
+
 class Library:
     """NVML as nvml.h declares it; `fails` names functions that return an error."""
 

@@ -201,32 +201,6 @@ def test_the_machine_tells_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert speed_result.parse_document(changed(machine=found)).machine == found
 
 
-def test_power_and_clocks_from_the_driver(tmp_path: Path) -> None:
-    for card, vendor in (("card0", "0x8086"), ("card1", "0x1002"), ("card1-DP-1", "0x1002")):
-        device = tmp_path / card / "device"
-        monitor = device / "hwmon" / "hwmon3"
-        monitor.mkdir(parents=True)
-        (device / "vendor").write_text(f"{vendor}\n")
-        (monitor / "power1_average").write_text("17000000\n")
-        (monitor / "power1_cap").write_text("355000000\n")
-        (device / "pp_dpm_sclk").write_text("0: 500Mhz *\n1: 2525Mhz\n")
-        (device / "pp_dpm_mclk").write_text("garbage")
-    other = tmp_path / "pci" / "0000:0a:00.0"
-    other.mkdir(parents=True)
-    (other / "vendor").write_text("0x1002")
-    (other / "power1_input").write_text("9000000")
-    (tmp_path / "card2").mkdir()
-    (tmp_path / "card2" / "device").symlink_to(other)
-    assert sensors.power_and_clocks(0, tmp_path, "0000:0a:00.0")["power_w"] == 9.0
-    found = sensors.power_and_clocks(0, tmp_path, "0000:ff:00.0")
-    assert found == {
-        "power_w": 17.0,
-        "power_limit_w": 355.0,
-        "clock_mhz": 2525,
-        "memory_clock_mhz": None,
-    }
-
-
 def test_the_address_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
@@ -237,35 +211,3 @@ def test_the_address_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told[device.index])
     first, second = (sensors._address(torch.device("cuda", index)) for index in (0, 1))
     assert first == "" and second == "0000:0a:00.0"
-
-
-def tool(folder: Path, body: str) -> None:
-    program = folder / "rocm-smi"
-    program.write_text(f"#!/bin/sh\n{body}\n")
-    program.chmod(0o755)
-
-
-def test_power_and_clocks_from_a_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    answer = {
-        "card0": {
-            "Average Graphics Package Power (W)": "21.0",
-            "Max Graphics Package Power (W)": "300.0",
-            "sclk clock speed:": "(2124Mhz)",
-        }
-    }
-    tool(tmp_path, f"echo '{json.dumps(answer)}'")
-    found = sensors.power_and_clocks(0, tmp_path)
-    assert found == {"power_w": 21.0, "power_limit_w": 300.0, "clock_mhz": 2124.0}
-    assert sensors.power_and_clocks(5, tmp_path) == {}
-    tool(tmp_path, "echo '[[['")
-    assert sensors.power_and_clocks(0, tmp_path) == {}
-
-
-def test_a_tool_that_hangs_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setattr(sensors, "LIMIT_S", 0.2)
-    tool(tmp_path, "exec sleep 20")
-    assert sensors.power_and_clocks(0, tmp_path) == {}
