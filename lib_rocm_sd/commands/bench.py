@@ -17,7 +17,18 @@ from lib_rocm_sd.commands.standalone import Standalone
 from lib_rocm_sd.commands.support import add_device, check_writable, device_of
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.planner import default_launcher
-from lib_rocm_sd.lab import attention, call, gradients, speed_result, speed_text, tables, unet, vae
+from lib_rocm_sd.lab import (
+    attention,
+    benchmark,
+    call,
+    gradients,
+    speed_result,
+    speed_text,
+    tables,
+    unet,
+    vae,
+)
+from lib_rocm_sd.lab.benchmark import Setting
 from lib_rocm_sd.lab.rows import say
 from lib_rocm_sd.lab.speed_result import PRESETS, WHAT, parse
 from lib_rocm_sd.lab.speed_session import SpeedSession
@@ -26,12 +37,18 @@ POLL_S = 0.2
 OUT = Path("outputs") / "speedtest"
 
 
-RUNS = attention.RUNS
 TABLES = dict(sorted({**tables.TABLES, **gradients.TABLES}.items()))
 """Ops that have a table of their own. `norm_gradients`: both norms forward and backward."""
-OPS = ("attention", "call", "door", *TABLES, "unet", "vae", "speed", "distributed")
-"""`call`: what attention costs the CPU; `door`: what it costs more as an operator of torch's;
-`speed`: the speed test that the WebUI's tab runs; `distributed`: several GPUs, under torchrun.
+BENCHMARKS = {
+    "attention": attention.BENCHMARK,
+    **call.BENCHMARKS,
+    **TABLES,
+    "unet": unet.BENCHMARK,
+    "vae": vae.BENCHMARK,
+}
+"""`call`: what attention costs the CPU; `door`: what it costs more as an operator of torch's."""
+OPS = (*BENCHMARKS, "speed", "distributed")
+"""`speed`: the speed test that the WebUI's tab runs; `distributed`: several GPUs, under torchrun.
 """
 
 
@@ -48,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs",
         type=int,
-        help=f"timed calls per row (default {RUNS}, of vae {vae.RUNS}, of call, door {call.CALLS})",
+        help=f"timed calls per row (default {attention.RUNS}, of vae {vae.RUNS}, "
+        f"of call, door {call.CALLS})",
     )
     parser.add_argument("--quick", action="store_true", help="less of it, and fewer runs")
     parser.add_argument("--small", action="store_true", help="the small odd shapes only: seconds")
@@ -81,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("--runs must be at least 1")
     if args.case and args.op not in ("attention", "unet", *TABLES):
         raise UsageError(f"--case: {args.op} has no cases to choose among")
-    check_writable(args, "json", "plot", "picture")
+    check_writable(args, "json", "plot")
     device = device_of(args)
     if args.op == "speed":
         return run_speed(args)
@@ -91,27 +109,20 @@ def main(args: argparse.Namespace) -> int:
         args.dtype = (args.dtype or attention.DTYPES)[0]
     if device.type == "cpu" and not args.device:
         _make_small(args)
-    info = identify(device)
+    bench, info = BENCHMARKS[args.op], identify(device)
     launch = default_launcher(device, info.arch) if info.arch and not info.reasons else None
+    setting = Setting(device, info, launch, args.runs or bench.runs[args.quick])
     machine = {
         "device": info.name,
         "backend": info.backend,
         "gfx": info.gfx,
         "not_ours": list(info.reasons),
         **_versions(),
-        "runs": _runs(args),
+        "runs": setting.runs,
         "timing": "device events" if device.type == "cuda" else "perf_counter",
+        **({"dtype": args.dtype} if args.op in ("unet", "vae") else {}),
     }
-    if args.op in ("call", "door"):
-        return call.run(args, device, machine, _heading(machine))
-    if args.op in TABLES:
-        setting = tables.Setting(device, info, launch, args.runs)
-        return tables.run(TABLES[args.op], args, setting, machine, _heading(machine))
-    if args.op == "unet":
-        return unet.run(args, device, {**machine, "dtype": args.dtype}, _heading)
-    if args.op == "vae":
-        return vae.run(args, device, {**machine, "dtype": args.dtype}, _heading)
-    return attention.run(args, device, info, launch, machine, _heading)
+    return benchmark.run(bench, args, setting, machine, _heading)
 
 
 def run_speed(args: argparse.Namespace) -> int:
@@ -157,18 +168,6 @@ def _make_small(args: argparse.Namespace) -> None:
         "try on the CPU, whose figures say nothing of a card. --device cpu measures all of it, "
         "which may take many minutes; --device cpu --quick, less of it."
     )
-
-
-def _runs(args: argparse.Namespace) -> int:
-    """Timed calls of a row, at most."""
-    if args.op == "vae":
-        return vae.runs(args)
-    if args.op in ("call", "door"):
-        return call.runs(args)
-    if args.op == "unet":
-        return unet.runs(args)
-    args.runs = args.runs or (attention.QUICK_RUNS if args.quick else RUNS)
-    return int(args.runs)
 
 
 def _versions() -> dict[str, Any]:

@@ -9,40 +9,36 @@ import itertools
 import json
 import math
 import statistics
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as data
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from lib_rocm_sd import checks
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets, queued, timed
 from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 from lib_rocm_sd.lab import svg, timing
+from lib_rocm_sd.lab.benchmark import Benchmark, Setting
 from lib_rocm_sd.lab.methods import ALLOWANCE, METHODS, AmdLoops, Exact, expected
 from lib_rocm_sd.lab.rows import (
     OURS,
     Column,
     Columns,
     Countdown,
-    Result,
     Row,
     TextTable,
     field,
     figure,
-    is_named,
     is_wrong,
-    none_named,
-    read,
     say,
     spread,
 )
+from lib_rocm_sd.lab.tables import Problems, named_cases
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import CASES, ODD, AttentionProblem
@@ -82,8 +78,6 @@ COLUMNS = Columns(
 the median where it had to wait for each call, so the CPU's time where that is longer.
 """
 
-Problems = list[tuple[str, AttentionProblem]]
-
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of `bench attention` alone."""
@@ -92,52 +86,32 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     add("--configs", action="store_true", help="every config of ours, not only what Auto takes")
 
 
-def run(
-    args: argparse.Namespace,
-    device: torch.device,
-    info: DeviceInfo,
-    launch: Launch | None,
-    machine: dict[str, Any],
-    heading: Callable[[dict[str, Any]], str],
-) -> int:
-    """Measure, print, write. 1 if ours was wrong, 2 on bad options."""
+def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
+    """Raises UsageError where no case or no variant is left."""
     row_s = QUICK_ROW_S if args.quick else ROW_S
-    effort = AttentionEffort(args.runs, row_s, args.configs, tuple(args.variant or ()))
-    chosen = [] if args.source else problems(args, device)
-    if not args.source and not chosen:
-        print(none_named(args.case), file=sys.stderr)
-        return 2
+    effort = AttentionEffort(setting.runs, row_s, args.configs, tuple(args.variant or ()))
+    device, info, launch, _ = setting
+    chosen = problems(args, device)
     if not any(effort.wants(variant.name) for variant in ALL):
         names = ", ".join(variant.name for variant in ALL)
         words = " or ".join(args.variant)
-        print(f"--variant: none of {names} has {words} in its name", file=sys.stderr)
-        return 2
-    if args.source:
-        try:
-            refusal = "it is no result of bench attention: {error}"
-            result = read(Path(args.source), COLUMNS, refusal)
-        except (OSError, ValueError) as error:
-            print(f"--from {checks.told(args.source, error)}", file=sys.stderr)
-            return 2
-    else:
-        result = Result(COLUMNS, machine, args.json)
+        raise UsageError(f"--variant: none of {names} has {words} in its name")
+    besides = CASE_FLOPS["cuda" if device.type == "cuda" else "cpu"]
+
+    def rows() -> Iterator[Row]:
         _compile(chosen, info, launch, effort)
-        besides = CASE_FLOPS["cuda" if device.type == "cuda" else "cpu"]
         progress = Countdown([besides + problem.flops for _, problem in chosen])
         for label, problem in chosen:
             progress.next(f"{label}: {problem}")
-            result.rows += measure(label, problem, device, info, launch, effort)
-            result.write(complete=False)
-        result.write(complete=True)
-    print(render(heading(result.machine), result.rows))
-    if args.plot:
-        name = str(result.machine.get("device", ""))
-        Path(args.plot).write_text(draw(result.rows, name), encoding="utf-8")
-    return int(is_wrong([row for row in result.rows if row.way == OURS]))
+            yield from measure(label, problem, device, info, launch, effort)
+
+    return rows()
 
 
 def problems(args: argparse.Namespace, device: torch.device) -> Problems:
-    """Label and problem of what is asked for, one dtype after the other."""
+    """Label and problem of what is asked for, one dtype after the other. Raises UsageError where
+    nothing is.
+    """
 
     def is_long(problem: AttentionProblem) -> bool:
         return device.type == "cpu" and problem.flops > QUICK_CPU_FLOPS
@@ -151,9 +125,7 @@ def problems(args: argparse.Namespace, device: torch.device) -> Problems:
             for case in CASES
             if args.case or not args.quick or (case.usual and not is_long(case.problem))
         ]
-    return [
-        (label, problem) for label, problem in every if is_named(args.case, f"{label} {problem}")
-    ]
+    return named_cases(every, args.case)
 
 
 @dataclass(frozen=True)
@@ -464,3 +436,13 @@ def draw(rows: Sequence[Row], device: str) -> str:
             limits[case] = ours * MOST_TIMES
     title = f"Attention on {device}, µs a call: less is better"
     return svg.chart(title, bars, OURS, limits=limits) + "\n"
+
+
+BENCHMARK = Benchmark(
+    COLUMNS,
+    _rows,
+    render,
+    (RUNS, QUICK_RUNS),
+    is_wrong=lambda result: is_wrong([row for row in result.rows if row.way == OURS]),
+    draw=draw,
+)

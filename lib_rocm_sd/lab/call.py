@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,8 @@ import torch
 from lib_rocm_sd import functional, torch_ops
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import FAILURES, describe
-from lib_rocm_sd.lab.rows import Columns, Countdown, Result, Row, TextTable, between, field, spread
+from lib_rocm_sd.lab.benchmark import Benchmark, Setting
+from lib_rocm_sd.lab.rows import Columns, Countdown, Row, TextTable, between, field, spread
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
@@ -61,16 +62,8 @@ TEXT = TextTable(
 Side = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def runs(args: argparse.Namespace) -> int:
-    """Timed calls of a row."""
-    return args.runs or (QUICK_CALLS if args.quick else CALLS)
-
-
-def run(
-    args: argparse.Namespace, device: torch.device, machine: dict[str, Any], heading: str
-) -> int:
-    """Measure, print a table, of doors also what they cost, write JSON."""
-    rows: list[Row] = []
+def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
+    """The rows of `bench call` and of `bench door`."""
     engine = Engine()
     problems = PROBLEMS if args.op == "call" else (("one query", DOOR_PROBLEM),)
     limit_s = math.inf if args.runs else QUICK_LIMIT_S if args.quick else LIMIT_S
@@ -78,15 +71,8 @@ def run(
     for label, problem in problems:
         progress.next(f"{label}: {problem}")
         with torch.no_grad():
-            sides = _sides(problem, device, engine) if args.op == "call" else doors()
-        rows += measure(label, problem, device, sides, runs(args), limit_s)
-    print(TEXT.under(heading, rows))
-    if args.op == "door":
-        print(told(rows))
-    result = Result(COLUMNS, machine, args.json)
-    result.rows = rows
-    result.write()
-    return 0
+            sides = _sides(problem, setting.device, engine) if args.op == "call" else doors()
+        yield from measure(label, problem, setting.device, sides, setting.runs, limit_s)
 
 
 def measure(
@@ -231,3 +217,13 @@ def told(rows: Sequence[Row]) -> str:
         if row.way != DIRECT and not math.isnan(row.median)
     )
     return f"the door of an operator costs a call: {', '.join(costs)}"
+
+
+def _door_rendered(heading: str, rows: Sequence[Row]) -> str:
+    return f"{TEXT.under(heading, rows)}\n{told(rows)}"
+
+
+BENCHMARKS = {
+    "call": Benchmark(COLUMNS, _rows, TEXT.under, (CALLS, QUICK_CALLS)),
+    "door": Benchmark(COLUMNS, _rows, _door_rendered, (CALLS, QUICK_CALLS)),
+}

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch user knows
 
 import lib_rocm_sd.torch_ops  # noqa: F401 - registers our operators
+from lib_rocm_sd.lab.benchmark import Benchmark, Setting
 from lib_rocm_sd.lab.rows import (
     OURS,
     Column,
@@ -38,9 +39,8 @@ from lib_rocm_sd.lab.tables import (
     NORM_TEXT,
     US,
     Bench,
+    ByProblem,
     Problems,
-    Setting,
-    Table,
     given_inputs,
     in_dtype,
     odd,
@@ -302,19 +302,23 @@ def _rendered_attention(heading: str, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Table] = {
-    "attention_backward": Table(
-        partial(of_dtype, attention_backward_problem),
-        lambda problem: ATTENTION_BESIDE + 4 * problem.flops,
-        _measured_attention,
+TABLES = {
+    "attention_backward": Benchmark(
         Columns(f"{JSON} backward_us tflops"),
+        ByProblem(
+            partial(of_dtype, attention_backward_problem),
+            lambda problem: ATTENTION_BESIDE + 4 * problem.flops,
+            _measured_attention,
+        ),
         _rendered_attention,
     ),
-    "norm_gradients": Table(
-        _norm_gradients,
-        lambda problem: BYTES_BESIDE + _norm_size(problem),
-        _measured_norm_gradients,
+    "norm_gradients": Benchmark(
         NORM_COLUMNS,
+        ByProblem(
+            _norm_gradients,
+            lambda problem: BYTES_BESIDE + _norm_size(problem),
+            _measured_norm_gradients,
+        ),
         NORM_TEXT.under,
     ),
 }

@@ -177,24 +177,6 @@ def coder(role: str, device: torch.device, dtype: torch.dtype, small: bool = Fal
     return Coder(role, module, device, dtype, small)
 
 
-def structured_latent(height: int, width: int) -> torch.Tensor:
-    """A latent (1, 4, height / 8, width / 8) with regions unlike each other, as pictures have.
-
-    Smooth gradients, a quiet disc, a lively stripe: a tile's statistics are not the whole's.
-    """
-    rows, columns = height // FACTOR, width // FACTOR
-    generator = torch.Generator("cpu").manual_seed(7)
-    coarse = torch.randn((1, 4, 6, 6), generator=generator)
-    size = (rows, columns)
-    smooth = nn.functional.interpolate(coarse, size=size, mode="bicubic", align_corners=True)
-    fine = torch.randn((1, 4, rows, columns), generator=generator)
-    y = torch.linspace(-1, 1, rows)[:, None]
-    x = torch.linspace(-1, 1, columns)[None, :]
-    disc = ((x + 0.35) ** 2 + (y + 0.2) ** 2 < 0.2).float()
-    stripe = ((x - y) > 0.9).float()
-    return smooth * (1 - disc) + disc * smooth.mean() + fine * (0.15 + 0.6 * stripe - 0.12 * disc)
-
-
 # -- ways -----------------------------------------------------------------------------------------
 
 

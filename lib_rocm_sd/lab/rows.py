@@ -191,7 +191,7 @@ def read(path: Path, columns: Columns, refusal: str) -> Result:
         result = Result(columns, dict(document.get("machine", {})))
         result.rows = [columns.row(values) for values in document["rows"]]
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(refusal.format(error=repr(error))) from error
+        raise ValueError(f"{refusal}: {error!r}") from error
     return result
 
 
@@ -274,11 +274,6 @@ def tiles(row: Row) -> str:
 def is_named(words: Sequence[str] | None, text: str) -> bool:
     """Whether a word of --case is in a case's name or shape; True where there are no words."""
     return not words or any(word.lower() in text.lower() for word in words)
-
-
-def none_named(words: Sequence[str] | None) -> str:
-    """What is said where no case is left."""
-    return f"--case: no case has {' or '.join(words or ())} in its name or shape"
 
 
 def is_wrong(rows: Sequence[Row]) -> bool:

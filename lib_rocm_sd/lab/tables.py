@@ -11,29 +11,26 @@ times are those of the GPU, with a full queue.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from lib_rocm_sd.device import DeviceInfo
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.engine.measure import input_sets, timed
 from lib_rocm_sd.engine.selftest import FAILURES, describe, relative_error
+from lib_rocm_sd.lab.benchmark import Benchmark, Setting
 from lib_rocm_sd.lab.rows import (
     NAN,
     Columns,
     Countdown,
-    Result,
     Row,
     TextTable,
     between,
     field,
     is_named,
-    is_wrong,
-    none_named,
     spread,
     tiles,
 )
@@ -57,65 +54,38 @@ left.
 Problems = list[tuple[str, Any]]
 
 
-class Setting(NamedTuple):
-    """Where a problem is measured, and how often."""
-
-    device: torch.device
-    info: DeviceInfo
-    launch: Launch | None
-    runs: int
-
-    def refusals(self, variant: Variant[Any, Any], problem: Any) -> list[str]:
-        """Why a variant cannot be timed: what it says itself, or, of ours, that nothing launches
-        it.
-        """
-        said = variant.refusals(self.info.arch, problem)
-        lacks_launch = variant.ours and self.launch is None
-        return list(self.info.reasons) if not said and lacks_launch else said
-
-
 @dataclass
-class Table:
-    """The table of an op. `problems`: labels and problems, the small odd ones or the usual ones of
-    a dtype; `work`: about what measuring one takes depends on.
+class ByProblem:
+    """The rows of an op's problems, one problem after the other. `problems`: labels and problems,
+    the small odd ones or the usual ones of a dtype; `work`: about what measuring one takes depends
+    on.
     """
 
     problems: Callable[[bool, str], Problems]
     work: Callable[[Any], float]
     measure: Callable[[str, Any, Setting], list[Row]]
-    columns: Columns
-    render: Callable[[str, Sequence[Row]], str]
+
+    def __call__(self, args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
+        """Raises UsageError where no case is left."""
+        chosen = named_cases(self.problems(args.small, args.dtype), args.case)
+        progress = Countdown([self.work(problem) for _, problem in chosen])
+
+        def rows() -> Iterator[Row]:
+            for label, problem in chosen:
+                progress.next(f"{label}: {problem}")
+                yield from self.measure(label, problem, setting)
+
+        return rows()
 
 
-def run(
-    table: Table,
-    args: argparse.Namespace,
-    setting: Setting,
-    machine: dict[str, Any],
-    heading: str,
-) -> int:
-    """Measure, print the table, write JSON after each problem. 1 if ours was wrong, 2 if no case is
-    left, 130 if interrupted.
+def named_cases(problems: Problems, words: Sequence[str] | None) -> Problems:
+    """Those with a word of --case in their name or shape; all where there are no words. Raises
+    UsageError where none is left.
     """
-    chosen = [
-        (label, problem)
-        for label, problem in table.problems(args.small, args.dtype)
-        if is_named(args.case, f"{label} {problem}")
-    ]
+    chosen = [(label, p) for label, p in problems if is_named(words, f"{label} {p}")]
     if not chosen:
-        print(f"bench: {none_named(args.case)}", file=sys.stderr)
-        return 2
-    progress = Countdown([table.work(problem) for _, problem in chosen])
-
-    def rows() -> Iterator[Row]:
-        for label, problem in chosen:
-            progress.next(f"{label}: {problem}")
-            yield from table.measure(label, problem, setting)
-
-    result = Result(table.columns, machine, args.json)
-    status = result.collect(rows())
-    print(table.render(heading, result.rows))
-    return status or int(is_wrong(result.rows))
+        raise UsageError(f"--case: no case has {' or '.join(words or ())} in its name or shape")
+    return chosen
 
 
 def odd(problems: Sequence[Any]) -> Problems:
@@ -339,26 +309,32 @@ def _measured_linear(label: str, problem: Any, setting: Setting) -> list[Row]:
     return bench.rows
 
 
-TABLES: dict[str, Table] = {
-    "group_norm": Table(
-        _group_norms,
-        lambda problem: BYTES_BESIDE + problem.image_bytes,
-        _measured_group_norm,
+TABLES = {
+    "group_norm": Benchmark(
         NORM_COLUMNS,
+        ByProblem(
+            _group_norms,
+            lambda problem: BYTES_BESIDE + problem.image_bytes,
+            _measured_group_norm,
+        ),
         NORM_TEXT.under,
     ),
-    "layer_norm": Table(
-        partial(of_dtype, layer_norm_problem),
-        lambda problem: BYTES_BESIDE + problem.tensor_bytes,
-        _measured_layer_norm,
+    "layer_norm": Benchmark(
         NORM_COLUMNS,
+        ByProblem(
+            partial(of_dtype, layer_norm_problem),
+            lambda problem: BYTES_BESIDE + problem.tensor_bytes,
+            _measured_layer_norm,
+        ),
         NORM_TEXT.under,
     ),
-    "linear": Table(
-        partial(of_dtype, linear_problem),
-        lambda problem: PRODUCTS_BESIDE + operations(problem),
-        _measured_linear,
+    "linear": Benchmark(
         Columns(f"{JSON} tflops"),
+        ByProblem(
+            partial(of_dtype, linear_problem),
+            lambda problem: PRODUCTS_BESIDE + operations(problem),
+            _measured_linear,
+        ),
         _LINEAR_TEXT.under,
     ),
 }

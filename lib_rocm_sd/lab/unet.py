@@ -10,9 +10,8 @@ import importlib
 import importlib.util
 import math
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,11 +22,13 @@ import torch
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd import first_trials, functional
 from lib_rocm_sd.catalog.unet import FACTOR
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import with_index
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab import models
+from lib_rocm_sd.lab.benchmark import Benchmark, Setting
 from lib_rocm_sd.lab.models import (
     CASES,
     SMALL_CASES,
@@ -45,13 +46,11 @@ from lib_rocm_sd.lab.rows import (
     Column,
     Columns,
     Countdown,
-    Result,
     Row,
     TextTable,
     between,
     field,
     is_named,
-    is_wrong,
     say,
     spread,
 )
@@ -107,41 +106,21 @@ TEXT = TextTable(
 )
 
 
-def runs(args: argparse.Namespace) -> int:
-    """Timings of a row."""
-    return args.runs or (QUICK_RUNS if args.quick else RUNS)
-
-
-def run(
-    args: argparse.Namespace,
-    device: torch.device,
-    machine: dict[str, Any],
-    heading: Callable[[dict[str, Any]], str],
-) -> int:
-    """Measure, print a table, write JSON. 1 if ours was wrong, 2 on bad options."""
+def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
+    """Raises UsageError where nothing can be measured."""
     if importlib.util.find_spec("diffusers") is None:
-        print("bench unet needs diffusers: `pip install diffusers`", file=sys.stderr)
-        return 2
+        raise UsageError("bench unet needs diffusers: `pip install diffusers`")
     every = SMALL_CASES if args.small else CASES[:1] if args.quick else CASES
-    cases, ways = [case for case in every if is_named(args.case, str(case))], _ways(args)
+    cases = [case for case in every if is_named(args.case, str(case))]
+    # Without those that compile for a minute where the run is to be short.
+    usual = [way for way in WAYS if not (way.slow and (args.quick or args.small))]
+    ways = [way for way in WAYS if way.key in args.ways] if args.ways else usual
     if not cases or not ways:
-        print("bench unet: no case or no way is left", file=sys.stderr)
-        return 2
-    result = Result(COLUMNS, machine, args.json)
-    rows = _rows(cases, ways, device, getattr(torch, args.dtype), runs(args))
-    status = result.collect(rows, TEXT.line)
-    print(render(heading(machine), result.rows))
-    return status or int(is_wrong(result.rows))
+        raise UsageError("no case or no way is left")
+    return _measured(cases, ways, setting.device, getattr(torch, args.dtype), setting.runs)
 
 
-def _ways(args: argparse.Namespace) -> list[Way]:
-    """All; without those that compile for a minute where the run is to be short."""
-    if args.ways:
-        return [way for way in WAYS if way.key in args.ways]
-    return [way for way in WAYS if not (way.slow and (args.quick or args.small))]
-
-
-def _rows(
+def _measured(
     cases: Sequence[Case], ways: Sequence[Way], device: torch.device, dtype: torch.dtype, runs: int
 ) -> Iterator[Row]:
     progress = Countdown([1.0] * (len(cases) * len(ways)))
@@ -391,3 +370,4 @@ WAYS = (
 )
 """In the order in which they are measured."""
 KEYS = tuple(way.key for way in WAYS)
+BENCHMARK = Benchmark(COLUMNS, _rows, render, (RUNS, QUICK_RUNS), TEXT.line)

@@ -1,7 +1,4 @@
-"""`python -m lib_rocm_sd bench vae`: every way to decode and encode, in one run.
-
-The compiled way has a process of its own, so that it cannot hold up or end the run.
-"""
+"""`python -m lib_rocm_sd bench vae`: every way to decode and encode, in one run."""
 
 from __future__ import annotations
 
@@ -10,25 +7,16 @@ import importlib.util
 import math
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 
-import lib_rocm_sd
-from lib_rocm_sd import checks
 from lib_rocm_sd.catalog.unet import FACTOR
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.lab import models, vae_plot, vae_ways
+from lib_rocm_sd.lab.benchmark import Benchmark, Setting
 from lib_rocm_sd.lab.models import ROLES, Coder, Way
 from lib_rocm_sd.lab.rows import (
     OURS,
@@ -38,15 +26,12 @@ from lib_rocm_sd.lab.rows import (
     Row,
     TextTable,
     between,
-    duration,
     field,
-    read,
     say,
 )
 from lib_rocm_sd.lab.timing import FAILED, clean, why
-from lib_rocm_sd.lab.vae_ways import KEYS, WAYS, Reference, chosen, exact, measure, prepare
+from lib_rocm_sd.lab.vae_ways import KEYS, Reference, chosen, exact, measure, prepare
 from lib_rocm_sd.policy import LEVELS
-from lib_rocm_sd.runtime import process
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 """Pixels a side; each way has its own end."""
@@ -54,7 +39,6 @@ ENCODER_MOST, QUICK_MOST = 2048, 1024
 SMALL_SIZES = (64,)
 RUNS, QUICK_RUNS = 5, 3
 SCHEMA = 2
-REFUSAL = "no result of `bench vae`"
 COMPILE_LIMIT_S = 100.0
 LARGEST = 1 << 16
 
@@ -71,62 +55,24 @@ def add_arguments(parser: argparse._ActionsContainer, other_ways: Sequence[str] 
         "--compile-limit-s",
         type=float,
         default=COMPILE_LIMIT_S,
-        help="how long torch.compile may take altogether (default %(default)s)",
+        help="no size is compiled after that time of torch.compile (default %(default)s)",
     )
-    add("--in-process", action="store_true", help=argparse.SUPPRESS)
-    add("--picture", metavar="FILE", help="draw how bands and tilings differ from the whole frame")
 
 
-def run(
-    args: argparse.Namespace,
-    device: torch.device,
-    machine: dict[str, Any],
-    heading: Callable[[dict[str, Any]], str],
-) -> int:
-    """Measure, print, write. 1 if ours was wrong, 2 on bad options, 130 when interrupted."""
-    refusal = _refusal(args)
-    if refusal:
-        print(refusal, file=sys.stderr)
-        return 2
-    if args.source:
-        try:
-            result, status = read(Path(args.source), COLUMNS, REFUSAL), 0
-        except (OSError, ValueError) as error:
-            print(f"--from {checks.told(args.source, error)}", file=sys.stderr)
-            return 2
-    else:
-        result = VaeResult(COLUMNS, machine, args.json)
-        with _stoppable():
-            status = result.collect(_rows(args, device), TEXT.line)
-    machine, rows = result.machine, result.rows
-    print(render(heading(machine), rows))
-    wrong = complaints(rows, machine.get("dtype", args.dtype))
-    for complaint in wrong:
-        print(f"wrong: {complaint}")
-    if args.plot:
-        Path(args.plot).write_text(vae_plot.draw(rows, machine.get("device", "")), encoding="utf-8")
-    if args.picture and status == 0:
-        with _stoppable():
-            coder = models.coder("decoder", device, getattr(torch, args.dtype), args.small)
-            vae_plot.picture(coder, Path(args.picture))
-    return status or int(bool(wrong))
-
-
-def _refusal(args: argparse.Namespace) -> str:
-    """Why these options cannot be followed; empty if they can."""
-    measures = not args.source
-    if (measures or args.picture) and importlib.util.find_spec("diffusers") is None:
-        return "bench vae needs diffusers: `pip install diffusers`"
-    if args.picture and importlib.util.find_spec("PIL") is None:
-        return "--picture needs Pillow: `pip install pillow`"
+def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
+    """The rows, as they are measured. Raises UsageError where these options cannot be followed."""
+    if importlib.util.find_spec("diffusers") is None:
+        raise UsageError("bench vae needs diffusers: `pip install diffusers`")
     for size in args.sizes or ():
         if not 0 < size <= LARGEST or size % FACTOR:
-            return f"--sizes: {size} is not a multiple of {FACTOR} between {FACTOR} and {LARGEST}"
+            what = f"{size} is not a multiple of {FACTOR} between {FACTOR} and {LARGEST}"
+            raise UsageError(f"--sizes: {what}")
     if not args.compile_limit_s > 0:
-        return f"--compile-limit-s: {args.compile_limit_s} is not above 0"
-    if measures and not chosen(args.ways, args.level):
-        return "no way is left: --level chooses among ours"
-    return ""
+        raise UsageError(f"--compile-limit-s: {args.compile_limit_s} is not above 0")
+    ways = chosen(args.ways, args.level)
+    if not ways:
+        raise UsageError("no way is left: --level chooses among ours")
+    return _measured(args, ways, setting)
 
 
 class VaeResult(Result):
@@ -138,43 +84,25 @@ class VaeResult(Result):
         self.write(SCHEMA, complete=not incomplete, incomplete=incomplete)
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM is an interrupt: what was started is ended, what was measured is kept."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _rows(args: argparse.Namespace, device: torch.device) -> Iterator[Row]:
-    """The rows, as they are measured; the compiled way's last."""
-    every = chosen(args.ways, args.level)
-    here = [way for way in every if args.in_process or not way.slow]
-    roles = (args.roles or ROLES) if here else ()
+def _measured(args: argparse.Namespace, ways: Sequence[Way], setting: Setting) -> Iterator[Row]:
+    roles = args.roles or ROLES
     progress = Countdown(
-        [size**2 for role in roles for way in here for size in sizes(args, way, role)]
+        [size**2 for role in roles for way in ways for size in sizes(args, way, role)]
     )
+    compiling_s = 0.0
     for role in roles:
         say(f"{role}\n{TEXT.head}")
-        coder = models.coder(role, device, getattr(torch, args.dtype), args.small)
+        coder = models.coder(role, setting.device, getattr(torch, args.dtype), args.small)
         references = {}
-        for size in sorted({size for way in here for size in sizes(args, way, role)}):
+        for size in sorted({size for way in ways for size in sizes(args, way, role)}):
             if size <= vae_ways.REFERENCE_MOST:
                 say(f"{role}, {size}x{size}: once in float32, to compare with")
             references[size] = exact(coder, size)
-        for way in here:
-            yield from _of_way(args, coder, way, references, progress)
-    if not args.in_process:
-        yield from _compiled(args, device, [way for way in every if way.slow])
+        for way in ways:
+            begin = time.monotonic()
+            right = {size: references[size] for size in sizes(args, way, role)}
+            yield from _of_way(args, coder, way, right, setting.runs, progress, begin - compiling_s)
+            compiling_s += (time.monotonic() - begin) * way.slow
 
 
 def _of_way(
@@ -182,29 +110,35 @@ def _of_way(
     coder: Coder,
     way: Way,
     references: dict[int, Reference],
+    runs: int,
     progress: Countdown,
+    since: float,
 ) -> Iterator[Row]:
+    """A row for each size that there is a reference of. Where the way compiles, no size is begun
+    after the limit, which counts from `since`.
+    """
     fresh = FACTOR * (KEYS.index(way.key) + 1)
-    asked = sizes(args, way, coder.role)
-    if not asked:
+    left = {size: Row(role=coder.role, size=size, way=way.name) for size in references}
+    lacking = why_not_compiled(coder.device) if way.slow else []
+    if lacking or not left:
+        yield from (replace(row, reason="; ".join(lacking)) for row in left.values())
         return
     try:
         with way.make(coder) as runner:
             kept_mib = prepare(coder, way, runner)
-            for size in asked:
+            for size, reference in references.items():
                 progress.next(f"{coder.role}, {size}x{size}: {way.name}")
-                row = measure(coder, way, runner, size, fresh, runs(args), references[size])
-                yield replace(row, kept_mib=kept_mib)
+                row = left.pop(size)
+                if way.slow and time.monotonic() - since > args.compile_limit_s:
+                    late = f"not compiled and timed within {args.compile_limit_s:.0f} s"
+                    yield replace(row, reason=late)
+                else:
+                    row = measure(coder, way, runner, size, fresh, runs, reference)
+                    yield replace(row, kept_mib=kept_mib)
     except FAILED as failure:
-        for size in asked:
-            yield Row(role=coder.role, size=size, way=way.name, reason=why(failure))
+        yield from (replace(row, reason=why(failure)) for row in left.values())
     finally:
         clean(coder.device)
-
-
-def runs(args: argparse.Namespace) -> int:
-    """Timed runs per row."""
-    return args.runs or (QUICK_RUNS if args.quick else RUNS)
 
 
 def sizes(args: argparse.Namespace, way: Way, role: str) -> list[int]:
@@ -218,31 +152,7 @@ def sizes(args: argparse.Namespace, way: Way, role: str) -> list[int]:
     return [size for size in SIZES if size <= most and not (args.quick and way.slow)]
 
 
-def _compiled(args: argparse.Namespace, device: torch.device, ways: Sequence[Way]) -> Iterator[Row]:
-    """The compiled way's rows, from a process of its own."""
-    jobs = [
-        (role, size)
-        for way in ways
-        for role in args.roles or ROLES
-        for size in sizes(args, way, role)
-    ]
-    if not jobs:
-        return
-    say(f"torch.compile: {duration(args.compile_limit_s)} at most")
-    options = ["--device", str(device), "--dtype", args.dtype, "--runs", str(runs(args))]
-    options += ["--roles", *(args.roles or ROLES)] + ["--small"] * args.small
-    options += ["--sizes", *(str(size) for size in args.sizes)] if args.sizes else []
-    yield from compiled_rows(options, jobs, device, args.compile_limit_s)
-
-
-# -- the compiled way -----------------------------------------------------------------------------
-
-
-COMPILED = next(way.name for way in WAYS if way.slow)
-POLL_S = 0.5
 COMPILERS = ("c++", "g++", "clang++", "cl")
-RoleAndSize = tuple[str, int]
-"""A role and a size."""
 
 
 def why_not_compiled(device: torch.device) -> list[str]:
@@ -255,71 +165,6 @@ def why_not_compiled(device: torch.device) -> list[str]:
         return ["triton is not installed"]
     compiler = os.environ.get("CXX") or any(shutil.which(name) for name in COMPILERS)
     return [] if device.type != "cpu" or compiler else ["there is no C++ compiler"]
-
-
-def compiled_rows(
-    options: Sequence[str], jobs: Sequence[RoleAndSize], device: torch.device, limit_s: float
-) -> Iterator[Row]:
-    """The rows of the compiled way for all `jobs`, by `bench vae` with these options.
-
-    Given as they come. What is not there after `limit_s` is a row with that reason.
-    """
-    why = why_not_compiled(device)
-    if why:
-        yield from (_without(job, "; ".join(why)) for job in jobs)
-        return
-    missing = list(jobs)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "lib_rocm_sd", "bench", "vae", "--in-process"]
-        command += [*options, "--ways", "compiled", "--json", str(file)]
-        ended = ""
-        for state in watched(command, limit_s, Path(folder) / "log"):
-            ended = state
-            for row in rows_of(file):
-                if (row.role, row.size) in missing:
-                    missing.remove((row.role, row.size))
-                    yield row
-    yield from (_without(job, ended) for job in missing)
-
-
-def rows_of(file: Path) -> list[Row]:
-    """The rows in a result; none while it is not there."""
-    try:
-        return read(file, COLUMNS, REFUSAL).rows
-    except (OSError, ValueError):
-        return []
-
-
-def watched(command: Sequence[str], limit_s: float, log: Path) -> Iterator[str]:
-    """Run a command in a process group of its own; "" now and then, at last how it ended."""
-    root = Path(lib_rocm_sd.__file__).parent.parent
-    end = time.monotonic() + limit_s
-    with log.open("wb") as messages:
-        child = subprocess.Popen(
-            command,
-            cwd=root,
-            stdout=subprocess.DEVNULL,
-            stderr=messages,
-            start_new_session=os.name == "posix",
-        )
-        try:
-            while child.poll() is None:
-                if time.monotonic() > end:
-                    yield f"not compiled and timed within {limit_s:.0f} s"
-                    return
-                time.sleep(POLL_S)
-                yield ""
-        finally:
-            if child.poll() is None:  # its helpers are ended with it
-                process.kill(child)
-                child.wait()
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    yield f"its process ended with status {child.returncode}: {(lines or [''])[-1]}"
-
-
-def _without(job: RoleAndSize, reason: str) -> Row:
-    return Row(role=job[0], size=job[1], way=COMPILED, reason=reason)
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -395,3 +240,22 @@ def complaints(rows: Sequence[Row], dtype: str) -> list[str]:
             far = f"{row.steps:.0f}/255 on {row.steps_share:.4%} of the values"
             wrong.append(f"{where}: bands differ from the whole frame by {far}")
     return wrong
+
+
+def _is_wrong(result: Result) -> bool:
+    wrong = complaints(result.rows, result.machine.get("dtype", "float16"))
+    for complaint in wrong:
+        print(f"wrong: {complaint}")
+    return bool(wrong)
+
+
+BENCHMARK = Benchmark(
+    COLUMNS,
+    _rows,
+    render,
+    (RUNS, QUICK_RUNS),
+    TEXT.line,
+    _is_wrong,
+    vae_plot.draw,
+    VaeResult,
+)

@@ -13,16 +13,16 @@ import torch
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.lab import gradients
+from lib_rocm_sd.lab.benchmark import Setting
 from lib_rocm_sd.lab.gradients import TABLES
 from lib_rocm_sd.lab.rows import Row
-from lib_rocm_sd.lab.tables import Setting
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from tests.ops.toy_op import CPU, GFX1100
 from tests.verify import simt
 from tests.verify.simt.launch import ShimLaunch
 
-TABLE = TABLES["attention_backward"]
+TABLE: Any = TABLES["attention_backward"]
 PROBLEM = AttentionProblem(1, 1, 17, 15, 40)
 
 
@@ -41,7 +41,7 @@ def test_the_command_prints_a_table_and_writes_json(
 
 
 def test_the_problems_are_those_of_the_op() -> None:
-    usual = TABLE.problems(False, "bfloat16")
+    usual = TABLE.rows.problems(False, "bfloat16")
     assert [label for label, _ in usual] == [label for label, _ in ATTENTION_BACKWARD.usual]
     assert {problem.dtype for _, problem in usual} == {"bfloat16"}
 
@@ -54,7 +54,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         "lib_rocm_sd.ops.attention.ours.MatrixAttention.run",
         lambda self, call: torch.zeros(1, 17, 40).half(),
     )
-    rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, lambda *a, **k: None, 1))
+    rows = TABLE.rows.measure("odd", PROBLEM, Setting(CPU, GFX1100, lambda *a, **k: None, 1))
     (row,) = [row for row in rows if row.way == "rocm_sd"]
     assert row.reason == "wrong: error 1.0e+00"
 
@@ -64,7 +64,7 @@ def test_ours_is_timed_beside_torchs() -> None:
     assert GFX1100.arch is not None
     launch = ShimLaunch(GFX1100.arch)
     with launch.knows():
-        rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, launch, 1))
+        rows = TABLE.rows.measure("odd", PROBLEM, Setting(CPU, GFX1100, launch, 1))
     first, *others = [row for row in rows if not row.reason]
     assert first.way == "rocm_sd" and first.config is not None and others
     text = TABLE.render("a card", rows)

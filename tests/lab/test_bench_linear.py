@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.lab import tables
-from lib_rocm_sd.lab.tables import TABLES, Setting
+from lib_rocm_sd.lab.benchmark import Setting
+from lib_rocm_sd.lab.tables import TABLES
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests.ops.toy_op import CPU, GFX1100
 from tests.verify import simt
 from tests.verify.simt.launch import ShimLaunch
 
-TABLE = TABLES["linear"]
+TABLE: Any = TABLES["linear"]
 PROBLEM = LinearProblem(5, 40, (24,), residual=True, in_place=True)
 
 
@@ -35,7 +37,7 @@ def test_the_command_prints_a_table_and_writes_json(
 
 
 def test_the_layers_are_those_of_the_op() -> None:
-    usual = TABLE.problems(False, "bfloat16")
+    usual = TABLE.rows.problems(False, "bfloat16")
     assert [label for label, _ in usual] == [label for label, _ in LINEAR.usual]
     assert {problem.dtype for _, problem in usual} == {"bfloat16"}
     assert tables.operations(LinearProblem(2, 8, (16,), gate=True)) == 2 * 2 * 8 * 32
@@ -44,7 +46,7 @@ def test_the_layers_are_those_of_the_op() -> None:
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = LINEAR.variants[0]
     monkeypatch.setattr(type(ours), "run", lambda self, call: torch.zeros(5, 24))
-    rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, lambda *a, **k: None, 1))
+    rows = TABLE.rows.measure("odd", PROBLEM, Setting(CPU, GFX1100, lambda *a, **k: None, 1))
     found = [row for row in rows if row.way == "rocm_sd"]
     assert len(found) >= 4 and all(row.reason == "wrong: error 1.0e+00" for row in found)
 
@@ -54,7 +56,7 @@ def test_ours_and_torchs_are_timed_although_the_residual_is_written_over() -> No
     assert GFX1100.arch is not None
     launch = ShimLaunch(GFX1100.arch)
     with launch.knows():
-        rows = TABLE.measure("odd", PROBLEM, Setting(CPU, GFX1100, launch, 1))
+        rows = TABLE.rows.measure("odd", PROBLEM, Setting(CPU, GFX1100, launch, 1))
     *rows, tunable = rows
     assert (tunable.way, tunable.reason) == ("torch tunable", "no supported GPU")
     assert {row.way for row in rows} == {"rocm_sd", "torch + rocm_sd", "torch"}

@@ -120,7 +120,7 @@ def test_a_result_that_is_interrupted_is_kept(
         yield Row(case="small 128x128", way="eager", reason="a try")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "_rows", rows)
+    monkeypatch.setattr(bench.BENCHMARK, "rows", rows)
     file = tmp_path / "u.json"
     assert __main__.main([*TINY, "--json", str(file)]) == 130
     document = json.loads(file.read_text(encoding="utf-8"))

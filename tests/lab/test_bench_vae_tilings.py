@@ -1,95 +1,23 @@
-"""The compiled way's own process, the tilings, the plot and the picture of `bench vae`."""
+"""The tilings and the plot of `bench vae`, and the picture of what tilings change."""
 
 from __future__ import annotations
 
+import importlib
 import math
-import sys
-import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lib_rocm_sd.lab import models, vae, vae_plot, vae_ways
+from lib_rocm_sd.lab import models, vae_plot, vae_ways
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.vae_ways import WAYS
-from tests.clock import Clock
-from tests.waiting import POLL_S
 
 CPU = torch.device("cpu")
-JOBS = [("decoder", 64), ("encoder", 64)]
-SLEEPS = [sys.executable, "-c", "import time; time.sleep(3600)"]
-
-
-def set_clock(monkeypatch: pytest.MonkeyPatch, goes: Callable[[], bool]) -> None:
-    """For who watches a child, time stands still unless `goes`."""
-    clock = Clock()
-
-    def sleep(seconds: float) -> None:
-        time.sleep(POLL_S)
-        if goes():
-            clock.turn(seconds)
-
-    monkeypatch.setattr(vae, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
-
-
-def test_a_child_that_takes_too_long_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_clock(monkeypatch, lambda: True)
-    said = list(vae.watched(SLEEPS, 3.0, tmp_path / "log"))
-    assert said[-1] == "not compiled and timed within 3 s" and not any(said[:-1])
-
-
-def test_a_childs_last_words_are_the_reason(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import sys; sys.exit('no such backend')"]
-    *_, last = vae.watched(command, 60, tmp_path / "log")
-    assert last == "its process ended with status 1: no such backend"
-
-
-WRITES = """
-import json, sys, time
-row = {"role": "decoder", "size": 64, "way": "compiled channels-last", "compile_s": 3.0}
-with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
-    json.dump({"rows": [row]}, file)
-time.sleep(3600)
-"""
-
-
-def test_rows_come_before_the_child_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = vae.watched
-    monkeypatch.setattr(vae, "why_not_compiled", lambda device: [])
-
-    def watched(command: list[str], limit_s: float, log: Path) -> object:
-        assert command[1:5] == ["-m", "lib_rocm_sd", "bench", "vae"]
-        assert "--in-process" in command and "--small" in command
-        written = Path(command[command.index("--json") + 1])
-        set_clock(monkeypatch, lambda: bool(vae.rows_of(written)))
-        return own([sys.executable, "-c", WRITES, *command[5:]], limit_s, log)
-
-    monkeypatch.setattr(vae, "watched", watched)
-    rows = list(vae.compiled_rows(["--small"], JOBS, CPU, 4))
-    assert [(row.role, row.size) for row in rows] == JOBS
-    assert rows[0].compile_s == 3.0 and not rows[0].reason
-    assert rows[1].reason == "not compiled and timed within 4 s"
-
-
-def test_without_a_compiler_there_is_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(vae.shutil, "which", lambda name: None)
-    assert vae.why_not_compiled(CPU) == ["there is no C++ compiler"]
-    rows = list(vae.compiled_rows([], JOBS, CPU, 1))
-    assert [row.reason for row in rows] == ["there is no C++ compiler"] * 2
-    find = vae.importlib.util.find_spec
-    monkeypatch.setattr(
-        vae.importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
-    )
-    assert vae.why_not_compiled(torch.device("cuda")) == ["triton is not installed"]
 
 
 class Net(nn.Module):
@@ -205,30 +133,45 @@ def test_the_plot_can_do_without_figures(shown: list[Row]) -> None:
     assert ElementTree.fromstring(vae_plot.draw(shown, "CPU")).tag.endswith("svg")
 
 
-def test_the_picture_shows_no_difference_of_bands(tmp_path: Path) -> None:
-    pytest.importorskip("diffusers", reason="diffusers is a dev extra")
+def picture_tool() -> Any:
+    """tools/vae_picture.py, which needs what is installed for development."""
+    for package in ("diffusers", "PIL"):
+        pytest.importorskip(package, reason=f"{package} is a dev extra")
+    return importlib.import_module("tools.vae_picture")
+
+
+def test_the_picture_shows_no_difference_of_bands() -> None:
+    tool = picture_tool()
     coder = models.coder("decoder", CPU, torch.float32, small=True)
-    latent = models.structured_latent(192, 128)
-    whole, bands, *tiles = vae_plot.decoded(coder, latent)
+    latent = tool.structured_latent(192, 128)
+    whole, bands, *tiles = tool.decoded(coder, latent)
     assert whole.pixels is not None and whole.pixels.shape == (192, 128, 3)
     assert whole.pixels.float().std() > 20
     assert "bands" in bands.detail and bands.pixels is not None and bands.pixels.max() <= 4
     assert [panel.title for panel in tiles] == ["overlap-blend tiling", "per-tile GroupNorm tiling"]
     for panel in tiles:
         assert panel.pixels is not None and panel.pixels.float().mean() > 10
-    sheet = vae_plot.sheet("head", [whole, vae_plot.Panel("failed", "why", None)])
-    assert sheet.size == (2 * vae_plot.CELL + 3 * vae_plot.GAP, 608)
+    sheet = tool.sheet("head", [whole, tool.Panel("failed", "why", None)])
+    assert sheet.size == (2 * tool.CELL + 3 * tool.GAP, 608)
 
 
 def test_what_fails_is_an_empty_panel(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("diffusers", reason="diffusers is a dev extra")
+    tool = picture_tool()
     coder = models.coder("decoder", CPU, torch.float32, small=True)
 
     def short(*args: object) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(vae_ways, "overlap_blend", short)
-    panels = vae_plot.decoded(coder, models.structured_latent(64, 64))
+    panels = tool.decoded(coder, tool.structured_latent(64, 64))
     assert [panel.detail for panel in panels if panel.pixels is None] == [
         "out of memory: RuntimeError: out of memory"
     ]
+
+
+def test_the_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "vae.png"
+    words = ["--small", "--device", "cpu", "--dtype", "bfloat16", "--out", str(out)]
+    assert picture_tool().main(words) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.startswith("ours, whole frame: ")
