@@ -39,7 +39,7 @@ TRY = (
     "import sys; sys.path.insert(0, sys.argv[1]); from lib_rocm_sd.first_trials import main; "
     "raise SystemExit(main(sys.argv[2], float(sys.argv[3]), sys.argv[4:]))"
 )
-MIN_JOBS, MAX_JOBS = 2, 8
+MIN_JOBS, MAX_JOBS = 2, 16
 """Compilations at a time: as many as there are cores, between these. Each takes about 130 MiB."""
 
 

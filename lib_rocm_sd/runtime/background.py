@@ -1,4 +1,4 @@
-"""Compile while the program goes on: in threads of its own, at low priority, one after the other.
+"""Compile while the program goes on: in threads of its own, at low priority.
 
 What is needed first comes first. A part (the op or program that needs some kernels) is ready when
 each of its kernels was compiled or tried.
@@ -22,7 +22,8 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, process
 
-MOST_AT_A_TIME = 4
+MOST_AT_A_TIME = 16
+"""Each takes about 130 MiB."""
 FAILURES_BEFORE_GIVING_UP = 3
 """So many in a row mean that nothing compiles here."""
 SHOWN_EVERY_S = 15.0
@@ -222,8 +223,8 @@ class Background:
 
 
 def _at_a_time() -> int:
-    """Half of the cores are left to the rest."""
-    return max(1, min((os.cpu_count() or 1) // 2, MOST_AT_A_TIME))
+    """A core is left to the rest."""
+    return max(1, min((os.cpu_count() or 1) - 1, MOST_AT_A_TIME))
 
 
 def _compiled(job: _Job) -> CompileError | None:

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -243,6 +244,26 @@ def test_what_torch_makes_before_the_launch_is_in_the_recording() -> None:
     op = replace(op_of(halves), reference=lambda inputs: inputs[0].double())
     (found, _) = recorder.recordings(op, halves, None, Doubling(3, 8))
     assert replay(found, HostCard(), doubling(), 0).reason == ""
+
+
+def test_the_same_values_elsewhere_have_one_reference() -> None:
+    asked: list[Inputs] = []
+
+    def reference(inputs: Inputs) -> Any:
+        asked.append(inputs)
+        return inputs.x.double() * 2
+
+    ours, x = Launching(), torch.arange(8.0).view(2, 4)
+    apart, other = torch.zeros(2, 6)[:, :4].copy_(x), x + 1
+    op = replace(op_of(ours), reference=reference)
+    known: list[tuple[Any, Any]] = []
+    for each in (x, apart, other, x.half(), other.clone()):
+        recorder.record(op, ours, None, partial(Inputs, each), "", known)
+    assert [(float(given.x[0, 0]), given.x.dtype) for given in asked] == [
+        (0.0, torch.float32),
+        (1.0, torch.float32),
+        (0.0, torch.float16),
+    ]
 
 
 def test_it_survives_the_wire() -> None:
