@@ -1,13 +1,15 @@
 """`doctor --self-test`: every kernel and config on this machine's GPU against float64, with a file
-that its owner can send.
+that its owner can send. `child` is the same for a program that shows how far it is.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import __version__, checks, first_trials
 from lib_rocm_sd.checks import UsageError
-from lib_rocm_sd.commands.support import Gpu, anonymous, compile_missing, gpu
+from lib_rocm_sd.commands.support import Gpu, Step, anonymous, compile_missing, gpu, unseen
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.lab.card_check import FORMAT, by_op, file_name
 from lib_rocm_sd.lab.rows import write_json
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.trials import verdicts
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from lib_rocm_sd.trials.place import Place
     from lib_rocm_sd.trials.subject import Subject
 
-FORMAT = "rocm_sd self-test 1"
 UNSAFE = (
     "The other cases, which run in this process, are left out: a kernel ended its process, or hung."
 )
@@ -77,9 +79,27 @@ class CardResult:
         return f"{self.op}, {self.variant}: {self.problem}{f' [{config}]' if config else ''}"
 
 
-def main(out: Path | None, index: int | None, as_json: bool) -> int:
-    """Test one GPU and write the file. 0: all passed, 1: something failed, 2: nothing was run."""
-    say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
+def child(out: str, index: int) -> int:
+    """As `main`, with each step as a line of JSON on stdout; ends with its input, too."""
+
+    def step(text: str, done: int, total: int) -> None:
+        print(json.dumps({"text": text, "done": done, "total": total}), flush=True)
+
+    def ends_with_parent() -> None:
+        sys.stdin.buffer.read()
+        os._exit(NOT_RUN)
+
+    threading.Thread(target=ends_with_parent, daemon=True).start()
+    return main(Path(out), index, False, step)
+
+
+def main(out: Path | None, index: int | None, as_json: bool, step: Step = unseen) -> int:
+    """Test one GPU and write the file. 0: all passed, 1: something failed, 2: nothing was run.
+
+    Where stdout has other things, `as_json` or `step`, people read stderr.
+    """
+    aside = as_json or step is not unseen
+    say = partial(print, file=sys.stderr if aside else sys.stdout, flush=True)
     why = "" if out is None else checks.unwritable(out)
     if why:
         say(f"The self-test was not run: --out: {why}.")
@@ -91,16 +111,17 @@ def main(out: Path | None, index: int | None, as_json: bool) -> int:
         say("It needs one of the GPUs in docs/cards.md, and a torch that can use it.")
         return NOT_RUN
     document = new_document(card)
-    path = out or Path(f"rocm_sd-selftest-{card.info.gfx}-{document['date'][:10]}.json")
+    path = out or Path(file_name(str(card.info.gfx), document["date"][:10]))
     rows: list[CardResult] = []
     try:
-        verdicts = try_all(card, document, path, say)
+        cases = ready(card, document, path, say, step)
+        verdicts = try_all(card, document, path, say, step)
         if dangerous(verdicts):
             say(UNSAFE)
             document["complete"] = True
             write_json(path, document)
         else:
-            rows = run(card, document, path, say)
+            rows = run(cases, card, document, path, say, step)
     except OSError as error:
         say(f"The self-test was not run: {path} cannot be written: {error.strerror or error}.")
         return NOT_RUN
@@ -130,6 +151,7 @@ def new_document(card: Gpu) -> dict[str, Any]:
         "machine": {**machine(card.place), "processor": platform.machine()},
         "running": None,
         "complete": False,
+        "planned": 0,
         "passed": 0,
         "failed": 0,
         "verdicts": [],
@@ -139,10 +161,24 @@ def new_document(card: Gpu) -> dict[str, Any]:
     return clean
 
 
+def ready(card: Gpu, document: dict[str, Any], path: Path, say: Say, step: Step) -> list[CardCase]:
+    """Compile all kernels, whose tests are in the cases. Raises OSError where `path` cannot be
+    written.
+    """
+    from lib_rocm_sd.commands import selftest_cases
+
+    cases = selftest_cases.cases(card.arch)
+    document["planned"] = len(cases)
+    write_json(path, document)
+    say(f"{card.info.name} ({card.info.gfx}): {len(cases)} cases; this may take some minutes.")
+    compile_missing((spec for case in cases for spec in case.specs), card.arch, say, step)
+    return cases
+
+
 # -- each kernel in a process of its own ----------------------------------------------------------
 
 
-def try_all(card: Gpu, document: dict[str, Any], path: Path, say: Say) -> list[Verdict]:
+def try_all(card: Gpu, document: dict[str, Any], path: Path, say: Say, step: Step) -> list[Verdict]:
     """Have each kernel tried in a process of its own, also one that is barred; the verdicts are in
     `document`, which is written after each. Raises OSError where it cannot be.
     """
@@ -154,26 +190,29 @@ def try_all(card: Gpu, document: dict[str, Any], path: Path, say: Say) -> list[V
     except (RuntimeError, OSError):
         return []  # the cases say why
 
+    if here is None:
+        return []
+    listed = first_trials.all_classes(card.arch) + first_trials.further_classes(card.arch)
+    document["planned"] += len(listed)
+    step("testing kernels in a process of their own", 0, document["planned"])
+
     def told(rows: list[dict[str, Any]]) -> None:
         document["verdicts"] = anonymous(rows)
         write_json(path, document)
+        step(f"testing {by_op(rows[-1])}", len(rows), document["planned"])
 
-    return [] if here is None else try_again(here, say, told)
+    return try_again(here, say, told, listed)
 
 
 def try_again(
     here: Place,
     say: Say,
     told: Callable[[list[dict[str, Any]]], None],
-    listed: Sequence[Subject] | None = None,
+    listed: Sequence[Subject],
 ) -> list[Verdict]:
-    """Try each class that is tried ahead, and what other levels launch, also after a fault; `told`
-    gets all verdicts so far. `listed` is for tests.
-    """
+    """Try each of these classes, also after a fault; `told` gets all verdicts so far."""
     from lib_rocm_sd.trials.conductor import Conductor, resume
 
-    if listed is None:
-        listed = first_trials.all_classes(here.arch) + first_trials.further_classes(here.arch)
     verdicts: list[Verdict] = []
 
     def one(subject: Subject, verdict: Verdict) -> None:
@@ -206,17 +245,19 @@ def verdict_line(row: dict[str, Any]) -> str:
 # -- each config in this process ------------------------------------------------------------------
 
 
-def run(card: Gpu, document: dict[str, Any], path: Path, say: Say) -> list[CardResult]:
+def run(
+    cases: Sequence[CardCase],
+    card: Gpu,
+    document: dict[str, Any],
+    path: Path,
+    say: Say,
+    step: Step,
+) -> list[CardResult]:
     """Every case, each told by `say`; `document` grows and is written before each case, so that
     where the machine stops the file says at which. Raises OSError where it cannot be.
     """
-    from lib_rocm_sd.commands import selftest_cases
     from lib_rocm_sd.engine.planner import default_launcher
 
-    cases = selftest_cases.cases(card.arch)
-    write_json(path, document)
-    say(f"{card.info.name} ({card.info.gfx}): {len(cases)} cases; this may take some minutes.")
-    compile_missing((spec for case in cases for spec in case.specs), card.arch, say)
     launch, why = None, ""
     try:
         launch = default_launcher(card.place, card.arch)
@@ -226,6 +267,8 @@ def run(card: Gpu, document: dict[str, Any], path: Path, say: Say) -> list[CardR
     for number, case in enumerate(cases, 1):
         document["running"] = f"{case.op.name}, {case.variant.name}: {case.problem}"
         write_json(path, document)
+        before = document["planned"] - len(cases)
+        step(f"testing {case.op.name}", before + number, document["planned"])
         about = (case.op.name, case.variant.name, config_fields(case.config), str(case.problem))
         row = CardResult(*about, reason=why)
         row = tested(row, case, launch, card) if launch else row
@@ -257,7 +300,7 @@ def tested(row: CardResult, case: CardCase, launch: Launch, card: Gpu) -> CardRe
         worst, reason = math.inf, _short(failure)
     return replace(
         row,
-        compilers=tuple(dict.fromkeys(code.compiler for code in codes)),
+        compilers=tuple(dict.fromkeys(_clean(code.compiler) for code in codes)),
         compile_seconds=round(sum(code.seconds for code in codes), 3),
         error=worst,
         tolerance=case.op.tolerance(case.problem),

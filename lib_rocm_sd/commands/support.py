@@ -129,15 +129,26 @@ def gpu(index: int | None) -> Gpu:
     raise UsageError("; ".join(infos[0].reasons) if infos else "torch has no GPU of that number")
 
 
-def compile_missing(specs: Iterable[KernelSpec], arch: Arch, say: Callable[[str], None]) -> None:
+Step = Callable[[str, int, int], None]
+"""Told what is done now, how many of its kind are done, and of how many."""
+
+
+def unseen(text: str, done: int, total: int) -> None:
+    """The step that nobody looks at."""
+
+
+def compile_missing(
+    specs: Iterable[KernelSpec], arch: Arch, say: Callable[[str], None], step: Step = unseen
+) -> None:
     """Compile what is not cached, two for each core at a time; who uses it says what failed."""
     from lib_rocm_sd.runtime import build
 
     missing = [spec for spec in dict.fromkeys(specs) if not build.is_cached(spec, arch)]
-    step = 2 * (os.cpu_count() or 1)
-    for done in range(0, len(missing), step):
+    at_once = 2 * (os.cpu_count() or 1)
+    for done in range(0, len(missing), at_once):
         say(f"compiling: {done} of {len(missing)} kernels are done")
-        build.build_all(missing[done : done + step], arch)
+        step("compiling kernels", done, len(missing))
+        build.build_all(missing[done : done + at_once], arch)
 
 
 def as_table(rows: Sequence[Sequence[object]]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from lib_rocm_sd.ops.registry import FAMILIES
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.runtime.build import CodeObject
 from lib_rocm_sd.shipped import AT_START, shipped
-from lib_rocm_sd.trials.verdicts import Verdict
+from lib_rocm_sd.trials.verdicts import Verdict, without_folders
 from tests.ops import toy_op
 from tests.ops.conv import unet_layers
 from tests.ops.toy_op import GFX1100, Doubler, Doubling, Tile
@@ -186,6 +188,44 @@ def test_json_goes_to_stdout_and_progress_to_stderr(
     assert "1 of 1" in captured.err
 
 
+def strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [*map(str, value), *strings(list(value.values()))]
+    if isinstance(value, list):
+        return [text for each in value for text in strings(each)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_the_file_has_no_folder_no_user_and_no_computer(
+    card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a compiler is called, an error says and the environment has."""
+    for name, value in (("HOME", "/home/somebody"), ("USER", "somebody"), ("PROMPT", "somebody")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(platform, "node", lambda: "somebody-pc")
+    monkeypatch.setattr(sys, "argv", ["launch.py", "--ckpt", "/models/somebody.safetensors"])
+    card(toy("bad", fails(LaunchError(f"{MINE}: not found"))), toy("good"))
+    made = CodeObject(b"", r"clang (C:\Users\somebody\clang.exe)", False, 1.25)
+    monkeypatch.setattr(build, "build", lambda spec, row: made)
+    status, document = run(tmp_path / "result.json")
+    assert status == 1 and document["rows"][1]["compilers"] == ["clang (PATH)"]
+    said = strings(document)
+    assert len(said) > 20
+    assert [text for text in said if "somebody" in text or without_folders(text) != text] == []
+
+
+def test_who_follows_it_is_told_each_step(card: Any, tmp_path: Path, capsys: Any) -> None:
+    card(toy("first"), toy("second", rows=7))
+    steps: list[tuple[str, int, int]] = []
+    told = lambda *step: steps.append(step)  # noqa: E731
+    assert selftest_card.main(tmp_path / "result.json", None, False, told) == 0
+    assert steps == [
+        ("compiling kernels", 0, 1), ("testing doubling", 1, 2), ("testing doubling", 2, 2),
+    ]  # fmt: skip
+    captured = capsys.readouterr()
+    assert captured.out == "" and "2 of 2 cases passed" in captured.err
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -264,7 +304,8 @@ def test_trials_come_first_and_after_a_fault_nothing_runs_here(
     """What the trials themselves do is in tests/trials."""
     made = Verdict("attention, rocm_sd: a class", outcome, f"in {MINE}", 1e-4, 1e-3)
 
-    def again(here: Any, say: Any, told: Any) -> list[Verdict]:
+    def again(here: Any, say: Any, told: Any, listed: Any) -> list[Verdict]:
+        assert len(listed) > 200
         told([made.as_dict()])
         return [made]
 

@@ -42,13 +42,15 @@ def text_of(value: object) -> str:
     return escape(printable(str(value)))
 
 
-def status(state: str, fraction: float, text: str, tick: int) -> str:
-    """The progress bar and a line. The page's script reads `data-state` and `data-tick`."""
+def status(state: str, fraction: float, text: str, tick: int, label: str = "Speed test") -> str:
+    """The progress bar, of this label, and a line. The page's script reads `data-state` and
+    `data-tick`.
+    """
     percent = round(100 * min(max(fraction, 0.0), 1.0)) if math.isfinite(fraction) else 0
     bar = ""
     if state == "running":
         bar = (
-            '<div class="rocm-sd-speed-bar" role="progressbar" aria-label="Speed test" '
+            f'<div class="rocm-sd-speed-bar" role="progressbar" aria-label="{label}" '
             f'aria-valuemin="0" aria-valuemax="100" aria-valuenow="{percent}">'
             f'<div style="width:{percent}%"></div></div>'
         )

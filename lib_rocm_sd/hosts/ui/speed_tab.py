@@ -1,22 +1,19 @@
 """The Speed test tab: starts, cancels and follows the session, for any number of pages, as gradio
-shows it, from 3.41 on.
-
-A page names what it shows by a token; only what has changed since is made and sent again. So a page
-that is closed and opened again, or a second one, shows the same as the first. It asks again by
-itself, through a button that nobody sees: twice a second while a test runs, rarely else, and only
-while the tab is looked at. No event waits for a test, none is queued.
+shows it, from 3.41 on. Above it is the part that checks the card, where there is one.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib_rocm_sd.hosts.ui import speed_html
+from lib_rocm_sd.hosts.ui import check_part, speed_html
+from lib_rocm_sd.hosts.ui.check_part import CheckView
+from lib_rocm_sd.hosts.ui.following import asking, follow, major, on
 from lib_rocm_sd.hosts.ui.speed_html import TITLES, notice
 from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.speed_job import HostSide
@@ -36,6 +33,8 @@ from lib_rocm_sd.lab.speed_text import to_markdown
 
 TITLE = "Speed test"
 TAB_ID = "rocm_sd_speed_test"
+PREFIX = "rocm_sd_speed"
+"""Begins the ids of the tab's elements."""
 PRESET_LABELS = (
     ("Quick, about 30 s", "quick"),
     ("Standard, about 3 min", "standard"),
@@ -46,35 +45,6 @@ ABOUT = (
     "runs, and each result is compared with an exact one before it is timed. Generations wait "
     "while a test runs. Nothing leaves this machine."
 )
-HIDDEN = "rocm-sd-speed-unseen"
-
-POLL = """
-() => {
-  const page = () => {
-    const app = document.querySelector("gradio-app");
-    return (app && app.shadowRoot) || document;
-  };
-  const find = (name) => page().querySelector("#rocm_sd_speed_" + name);
-  const first = find("status");
-  if (!first || first.dataset.rocmSdPolled) { return; }
-  first.dataset.rocmSdPolled = "yes";
-  let asked = -1e9, answered = "never";
-  const timer = setInterval(() => {
-    const status = find("status"), button = find("poll");
-    if (status !== first) { clearInterval(timer); return; }
-    if (!button || document.hidden || status.offsetParent === null) { return; }
-    const mark = status.querySelector("[data-tick]");
-    const tick = mark ? mark.dataset.tick : "";
-    const past = Date.now() - asked;
-    const rest = mark && mark.dataset.state === "running" ? 450 : mark ? 3000 : 450;
-    if (past < (tick === answered ? 15000 : rest)) { return; }
-    answered = tick;
-    asked = Date.now();
-    button.click();
-  }, 250);
-}
-"""
-"""`answered`: the tick of the answer before the last question; while it stands, one is awaited."""
 NOTHING_YET = "No test has run yet. Choose what to measure, then press Run."
 MOST_FILES_TRIED = 5
 
@@ -207,18 +177,20 @@ def _newest(directory: Path | None) -> Document | None:
 # -- by gradio ------------------------------------------------------------------------------------
 
 
-def build(session: SpeedSession, side: HostSide) -> Any:
+def build(session: SpeedSession, side: HostSide, checked: CheckView) -> Any:
     """The tab as a gr.Blocks, made outside of another."""
     import gradio as gr
 
     with gr.Blocks(analytics_enabled=False) as blocks:
-        content(gr, blocks, View(session, side))
+        content(gr, blocks, View(session, side), checked)
     return blocks
 
 
-def content(gr: Any, blocks: Any, view: View) -> None:
+def content(gr: Any, blocks: Any, view: View, checked: CheckView | None = None) -> None:
     """Put the tab's components into gradio's current context, which is `blocks`."""
     with gr.Column(elem_id=_id("column")):
+        if checked is not None:
+            check_part.content(gr, blocks, checked)
         gr.HTML(f"<p>{ABOUT}</p>")
         asked = _controls(gr)
         with gr.Row(elem_id=_id("buttons")):
@@ -227,25 +199,20 @@ def content(gr: Any, blocks: Any, view: View) -> None:
         said = gr.HTML(visible=False, elem_id=_id("notice"))
         status = gr.HTML(elem_id=_id("status"))
         shown, parts = _shown(gr)
-    with gr.Column(elem_classes=[HIDDEN]):  # gradio would draw a line around what is hidden in it
-        poll = gr.Button("Ask again", elem_id=_id("poll"), elem_classes=[HIDDEN])
-        token = gr.Textbox(show_label=False, elem_id=_id("token"), elem_classes=[HIDDEN])
-    for component in (poll, token):
-        component.do_not_save_to_config = True  # the WebUI's defaults of controls
+    poll, token = asking(gr, PREFIX)
     page = [status, run, cancel, token, *shown, *parts]
     states = _States(gr, view)
-    _on(poll.click, states.poll, [token], page)
-    _on(run.click, states.start, [*asked, token], [said, *page])
-    _on(cancel.click, states.cancel, [token], [said, *page])
+    on(poll.click, states.poll, [token], page)
+    on(run.click, states.start, [*asked, token], [said, *page])
+    on(cancel.click, states.cancel, [token], [said, *page])
     _, preset, sizes = asked
     for event in (preset.change, blocks.load):  # the WebUI may have another default for it
-        _on(event, states.sizes, [preset], [sizes])
-    script = "_js" if gr.__version__.startswith("3.") else "js"
-    blocks.load(fn=None, **{script: POLL})
+        on(event, states.sizes, [preset], [sizes])
+    follow(gr, blocks, PREFIX)
 
 
 def _id(name: str) -> str:
-    return f"rocm_sd_speed_{name}"
+    return f"{PREFIX}_{name}"
 
 
 def _controls(gr: Any) -> list[Any]:
@@ -303,22 +270,7 @@ def _shown(gr: Any) -> tuple[list[Any], list[Any]]:
 
 def _copied(gr: Any) -> dict[str, Any]:
     """A button that copies, as this gradio calls it."""
-    return {"show_copy_button": True} if _major(gr) < 6 else {"buttons": ["copy"]}
-
-
-def _major(gr: Any) -> int:
-    return int(gr.__version__.split(".")[0])
-
-
-def _on(event: Callable[..., Any], fn: Callable[..., Any], inputs: Any, outputs: Any) -> None:
-    """An event that no queue and no other event holds up, and that is not part of the API."""
-    event(fn=fn, inputs=inputs, outputs=outputs, queue=False, show_progress="hidden", **_private())
-
-
-def _private() -> dict[str, Any]:
-    import gradio as gr
-
-    return {"api_name": False} if _major(gr) < 6 else {"api_visibility": "private"}
+    return {"show_copy_button": True} if major(gr) < 6 else {"buttons": ["copy"]}
 
 
 class _States:

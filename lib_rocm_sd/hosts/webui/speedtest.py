@@ -451,5 +451,8 @@ side = WebUI()
 def tab() -> list[tuple[Any, str, str]]:
     """Callback: the Speed test tab, as on_ui_tabs takes it."""
     from lib_rocm_sd.hosts.ui import speed_tab
+    from lib_rocm_sd.hosts.ui.check_part import CheckView
+    from lib_rocm_sd.lab.card_check import check
 
-    return [(speed_tab.build(session, side), speed_tab.TITLE, speed_tab.TAB_ID)]
+    checked = CheckView(check, side, trials.look_again)
+    return [(speed_tab.build(session, side, checked), speed_tab.TITLE, speed_tab.TAB_ID)]

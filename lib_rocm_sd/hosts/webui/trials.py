@@ -147,6 +147,16 @@ class Trials:
             if self._gate is not None:
                 self._gate.forget()
 
+    def look_again(self) -> None:
+        """The card's self-test has tried all classes in another process: from the next picture on
+        its verdicts hold.
+        """
+        with self._lock:
+            if self._gate is None:
+                return
+            self._gate.forget()
+        self._renew()
+
     def _work(self) -> None:
         while (part := self._next()) is not None:
             try:
@@ -203,4 +213,5 @@ waits = trials.waits
 state = trials.state
 barred = trials.barred
 check = trials.check
+look_again = trials.look_again
 forget = trials.forget

@@ -43,8 +43,8 @@ def generating(webui: WebUI) -> Iterator[None]:
         thread.join()
 
 
-def events(webui: WebUI) -> list[tuple[Any, list[Any]]]:
-    """The tab's events: their function and outputs, in either gradio."""
+def events(webui: WebUI, part: str = "rocm_sd_speed_") -> list[tuple[Any, list[Any]]]:
+    """Events of a part of the tab: their function and outputs, in either gradio."""
     demo = webui.shared.demo
     blocks = demo.blocks
     found = []
@@ -52,7 +52,7 @@ def events(webui: WebUI) -> list[tuple[Any, list[Any]]]:
         dependency = demo.dependencies[place] if isinstance(demo.fns, list) else None
         outputs = [blocks[i] for i in dependency["outputs"]] if dependency else entry.outputs
         named = [getattr(output, "elem_id", None) or "" for output in outputs]
-        if any(name.startswith("rocm_sd_speed_") for name in named):
+        if any(name.startswith(part) for name in named):
             queued = dependency["queue"] if dependency else entry.queue
             api = dependency["api_name"] if dependency else entry.api_name
             assert queued is False
@@ -115,6 +115,45 @@ def test_the_page_keeps_no_defaults_of_what_it_shows(start: Start, gpu: FakeGpu)
         assert blocks[f"rocm_sd_speed_{name}"].do_not_save_to_config
     for name in ("run", "cancel", "what", "preset", "sizes", "status"):
         assert f"rocm_sd_speed_{name}" in blocks
+
+
+def test_a_card_can_be_checked(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    """What the check itself does is in tests/lab/test_card_check.py."""
+    webui = start(gpu=gpu)
+    (poll, page), (run, more), (stop, _) = events(webui, "rocm_sd_check")
+    status, button, stops, _, result = poll("")
+    assert "This card has not been checked yet." in status
+    assert (button["interactive"], stops["interactive"], result) == (True, False, "")
+    assert [len(page), len(more)] == [5, 6] == [len(poll("")), 1 + len(stop(""))]
+    check, ran = webui.library("lab.card_check").check, []
+    webui.shared.state.begin("task(1)")
+    assert "Not started: the WebUI is busy: a generation is running" in run("")[0]["value"]
+    webui.shared.state.end()
+    with generating(webui):
+        run("")
+        assert check.wait(WAIT_S)
+    assert "could not be run: the WebUI is busy: a generation is running" in poll("")[0]
+    monkeypatch.setattr(type(check), "_followed", lambda self, side: ran.append(side) or Done())
+    looked = webui.library("hosts.webui.speedtest").trials.trials
+    monkeypatch.setattr(looked, "_renew", lambda: ran.append("renewed"))
+    assert run("")[0]["visible"] is False
+    assert check.wait(WAIT_S)
+    assert ran == [Test(webui).side, "renewed"]
+    assert webui.shared.state.job == "" and webui.txt2img().images
+
+
+class Done:
+    """Progress of a check that is over."""
+
+    state, text, done, total, path = "done", "", 0, 0, None
+
+
+def test_without_a_card_the_check_says_why(start: Start) -> None:
+    webui = start(cuda=False)
+    (poll, _), *_ = events(webui, "rocm_sd_check")
+    status, button, *_ = poll("")
+    assert "This machine&#x27;s card cannot be checked: no GPU" in status
+    assert button["interactive"] is False
 
 
 # --- a test

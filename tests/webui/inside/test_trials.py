@@ -5,6 +5,7 @@ own code makes the pictures; the accordion, the console and HTTP say why.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -329,3 +330,23 @@ def test_compile_again_asks_for_every_verdict_anew(start: Start, gpu: FakeGpu, c
     assert page.clear() == page.compile_again() == page.TRYING
     card.go.set()
     until(webui.is_ours)
+
+
+def test_what_the_self_test_found_holds_from_the_next_picture_on(
+    start: Start, gpu: FakeGpu, card: Card
+) -> None:
+    """Its verdicts come from another process; nothing is tried again here."""
+    card.all(OUTCOMES["wrong"])
+    webui = start(gpu=gpu)
+    until(lambda: webui.applied == "Doggettx")
+    settled(webui, until)
+    classes, verdicts = card.classes, webui.library("trials.verdicts")
+    for key, verdict in list(verdicts.every()):
+        verdicts.write(key, replace(verdict, outcome="passed", reason=""))
+    refresh(webui)
+    assert button(webui)
+    webui.library("hosts.webui.trials").look_again()
+    until(webui.is_ours)
+    assert "This may freeze" not in refresh(webui)[2]
+    assert card.classes == classes
+    assert not webui.errors_reported
