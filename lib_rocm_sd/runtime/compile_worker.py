@@ -2,7 +2,7 @@
 process, not the host's.
 
 Reads a job (JSON, see `CompilerJob`) and writes `result.json` and, for a compilation, `kernel.co`
-beside it. Imports nothing else of ours.
+beside it. Imports nothing of ours but the table of names.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ctypes import POINTER, byref, c_bool, c_char_p, c_int, c_size_t, c_uint64, 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from lib_rocm_sd.runtime.layouts import AMDHIP64, COMGR, HIPRTC
 
 _SOURCE, _LOG, _EXECUTABLE = 1, 5, 8  # amd_comgr_data_kind_t, the same in both versions
 _COMPILE_TO_BC = 2
@@ -293,10 +295,7 @@ def main(name: str) -> int:
 
 
 def _do(job: CompilerJob, folder: Path) -> dict[str, Any]:
-    path = Path(job.library)
-    if job.api == "hiprtc":
-        _preload(path.parent)
-    library = load(path)
+    library = load(Path(job.library))
     if job.api == "comgr":
         comgr = Comgr(library)
         if job.disassemble:
@@ -315,21 +314,20 @@ def _do(job: CompilerJob, folder: Path) -> dict[str, Any]:
     return {"trouble": "", "log": log}
 
 
-def _preload(folder: Path) -> None:
-    """Hiprtc opens comgr by its versioned name: one beside it that is loaded answers to that."""
-    for path in sorted([*folder.glob("libamd_comgr.so*"), *folder.glob("amd_comgr*.dll")]):
-        with suppress(OSError):
-            load(path)
-            return
-
-
 def load(path: Path) -> ctypes.CDLL:
     """Load a library whose own dependencies lie beside it.
 
     torch's ROCm wheels ship them under unversioned file names, so the dynamic linker asks for a
     `libamd_comgr.so.3` that no file is called; loaded by path first, the library answers to that
-    name.
+    name. HIP and hiprtc open comgr by its name at their first use, on Windows with the driver's in
+    System32 before their own (TheRock#7132): one that is loaded answers first there too.
     """
+    if HIPRTC.matches(path.name) or (sys.platform == "win32" and AMDHIP64.matches(path.name)):
+        beside = sorted(each for each in path.parent.glob("*") if COMGR.matches(each.name))
+        for comgr in beside:
+            with suppress(OSError):
+                load(comgr)
+                break
     if sys.platform == "win32":
         with os.add_dll_directory(str(path.parent)):
             return ctypes.CDLL(str(path))

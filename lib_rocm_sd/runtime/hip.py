@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import re
+import os
 import sys
 from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p
 from pathlib import Path
+from typing import Any
 
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.runtime import libraries
 from lib_rocm_sd.runtime.driver import Driver, raise_status
+from lib_rocm_sd.runtime.layouts import AMDHIP64
 
-_NAME = re.compile(r"(libamdhip64\.so[.\d]*|amdhip64(_\d+)?\.dll)$", re.IGNORECASE)
+_CALLERS = ("libtorch_hip", "libc10_hip", "torch_hip", "c10_hip", "nvcuda")
+"""What calls HIP for torch; the last is ZLUDA's."""
 
 
 class HipDriver(Driver):
@@ -42,10 +45,7 @@ def library() -> ctypes.CDLL:
     path = loaded_runtime()
     if path is not None:
         return _handle(path)
-    candidates: list[Path] = []
-    for folder in libraries.rocm_library_folders():
-        named = (path for path in folder.glob("*amdhip64*") if _NAME.fullmatch(path.name))
-        candidates += sorted(named, reverse=True)
+    candidates = list(libraries.files(libraries.rocm_library_folders(), AMDHIP64))
     for path in candidates:
         try:
             return ctypes.CDLL(str(path))
@@ -55,20 +55,36 @@ def library() -> ctypes.CDLL:
 
 
 def loaded_runtime() -> Path | None:
-    """The file of the HIP runtime in this process, torch's own before others."""
-    loaded = [path for path in loaded_libraries() if _NAME.search(path.name)]
-    torch = libraries.package_folder("torch")
-    near = [
-        path for path in loaded if torch is not None and torch.resolve() in path.resolve().parents
-    ]
-    return next(iter([*near, *loaded]), None)
+    """The file of the HIP runtime in this process; of several the one that torch calls, else the
+    one that is looked for first.
+    """
+    everything = list(loaded_libraries())
+    loaded = [path for path in everything if AMDHIP64.matches(path.name)]
+    if len(loaded) < 2:
+        return next(iter(loaded), None)
+    for path in everything:
+        if path.stem.lower() in _CALLERS and (called := called_by(path)) in loaded:
+            return called
+    order = libraries.rocm_library_folders()
+    places = {folder.resolve(): number for number, folder in reversed([*enumerate(order)])}
+    return min(loaded, key=lambda path: places.get(path.resolve().parent, len(order)))
+
+
+def called_by(path: Path) -> Path | None:
+    """The HIP runtime whose functions a loaded module calls; None where it calls none yet."""
+    if sys.platform == "win32":
+        return _windows_called_by(path)
+    function = getattr(_handle(path), AMDHIP64.symbol, None)  # searches what the module depends on
+    if function is None:
+        return None
+    info = (c_void_p * 4)()  # Dl_info, which begins with the file's name
+    ctypes.CDLL(None).dladdr(ctypes.cast(function, c_void_p), info)
+    return Path(os.fsdecode(ctypes.string_at(info[0]))).resolve() if info[0] else None
 
 
 def _handle(path: Path) -> ctypes.CDLL:
     if sys.platform == "win32":
         return ctypes.CDLL(str(path))  # the loader gives back the module of this path
-    import os
-
     try:
         return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError as error:
@@ -91,16 +107,40 @@ def loaded_libraries() -> Iterator[Path]:
 
 
 def _windows_modules() -> Iterator[Path]:
-    kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined]
-    kernel.GetCurrentProcess.restype = c_void_p
-    kernel.K32EnumProcessModules.argtypes = [c_void_p, c_void_p, c_uint, POINTER(c_uint)]
-    kernel.GetModuleFileNameW.argtypes = [c_void_p, ctypes.c_wchar_p, c_uint]
+    kernel = _kernel32()
     modules, needed = (c_void_p * 4096)(), c_uint()
     if not kernel.K32EnumProcessModules(
         kernel.GetCurrentProcess(), modules, ctypes.sizeof(modules), byref(needed)
     ):
         return
     for module in modules[: min(needed.value // ctypes.sizeof(c_void_p), len(modules))]:
-        name = ctypes.create_unicode_buffer(4096)
-        if kernel.GetModuleFileNameW(module, name, len(name)):
-            yield Path(name.value)
+        yield _module_file(kernel, module)
+
+
+def _windows_called_by(path: Path) -> Path | None:
+    """By the address of the first function that the module has of a HIP runtime: two modules of
+    one name may be loaded, and Windows tells one of them by it.
+    """
+    kernel, base = _kernel32(), int(_handle(path)._handle)
+    for name, table in libraries.imports(path).items():
+        if AMDHIP64.matches(name):
+            function, module = c_void_p.from_address(base + table), c_void_p()
+            # Of an address, without counting it.
+            if kernel.GetModuleHandleExW(4 | 2, function, byref(module)):
+                return _module_file(kernel, module)
+    return None
+
+
+def _module_file(kernel: Any, module: int | c_void_p | None) -> Path:
+    name = ctypes.create_unicode_buffer(32768)
+    kernel.GetModuleFileNameW(module, name, len(name))
+    return Path(name.value)
+
+
+def _kernel32() -> Any:
+    kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined]
+    kernel.GetCurrentProcess.restype = c_void_p
+    kernel.K32EnumProcessModules.argtypes = [c_void_p, c_void_p, c_uint, POINTER(c_uint)]
+    kernel.GetModuleFileNameW.argtypes = [c_void_p, ctypes.c_wchar_p, c_uint]
+    kernel.GetModuleHandleExW.argtypes = [c_uint, c_void_p, POINTER(c_void_p)]
+    return kernel

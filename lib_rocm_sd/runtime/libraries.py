@@ -5,79 +5,34 @@ Nothing is loaded and torch is not imported.
 
 from __future__ import annotations
 
-import importlib.util
 import mmap
 import os
-import re
-import sys
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from lib_rocm_sd.runtime import layouts
 from lib_rocm_sd.runtime.compiler import file_identity, remembered
-
-_WINDOWS = sys.platform == "win32"
-_SYSTEM_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-    "/usr/lib/wsl/lib",
-)
-
-
-def package_folders(name: str) -> list[Path]:
-    """The folders of an installed top-level package, more than one for a namespace package.
-
-    Found without importing it.
-    """
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return []
-    return [Path(place) for place in spec.submodule_search_locations or []] if spec else []
-
-
-def package_folder(name: str) -> Path | None:
-    """The first folder of an installed top-level package."""
-    return next(iter(package_folders(name)), None)
+from lib_rocm_sd.runtime.layouts import Library
 
 
 def rocm_roots() -> list[Path]:
-    """Folders laid out like /opt/rocm: AMD's Python packages, then what the environment names, then
-    installations, newest first.
-    """
-    packages = [package_folder(name) for name in ("_rocm_sdk_core", "_rocm_sdk_devel")]
-    named = [os.environ.get(name) for name in ("ROCM_PATH", "ROCM_HOME", "HIP_PATH")]
-    if _WINDOWS:
-        files = Path(os.environ.get("PROGRAMFILES", r"C:\Program Files"))
-        installed = sorted((files / "AMD" / "ROCm").glob("*"), key=_numbers, reverse=True)
-    else:
-        installed = [
-            Path("/opt/rocm"),
-            *sorted(Path("/opt").glob("rocm-*"), key=_numbers, reverse=True),
-        ]
-    roots = [*packages, *(Path(name) for name in named if name), *installed]
-    return _unique(root for root in roots if root is not None and root.is_dir())
+    """Folders laid out like /opt/rocm, in the order of preference."""
+    roots = [root for layout in layouts.LAYOUTS if layout.sdk for root in layout.roots()]
+    return _unique(root for root in roots if root.is_dir())
 
 
 def rocm_library_folders() -> list[Path]:
     """Folders that may hold AMD's libraries, in the order of preference: torch's own first."""
-    torch = package_folder("torch")
-    folders = [torch / "lib"] if torch else []
-    for root in rocm_roots():
-        folders += [root / "bin"] if _WINDOWS else [root / "lib", root / "lib64"]
-    if _WINDOWS:
-        folders.append(Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32")
-    else:
-        folders += [Path(name) for name in _SYSTEM_FOLDERS]
+    folders = [folder for layout in layouts.LAYOUTS for folder in layout.folders()]
     return _unique(folder for folder in folders if folder.is_dir())
 
 
 def cuda_library_folders() -> list[Path]:
     """Folders that may hold NVRTC: torch's, NVIDIA's Python packages', the CUDA toolkit's."""
-    torch = package_folder("torch")
+    torch = layouts.package_folder("torch")
     folders = [torch / "lib"] if torch else []
-    for nvidia in package_folders("nvidia"):
+    for nvidia in layouts.package_folders("nvidia"):
         folders += sorted(
             [*nvidia.glob("cu*/lib"), *nvidia.glob("cu*/bin"), *nvidia.glob("cu*/bin/x86_64")],
             reverse=True,
@@ -85,24 +40,32 @@ def cuda_library_folders() -> list[Path]:
     for name in ("CUDA_PATH", "CUDA_HOME"):
         if os.environ.get(name):
             folders += [Path(os.environ[name]) / part for part in ("bin", "lib64", "lib")]
-    folders += [Path("/usr/local/cuda/lib64"), *(Path(name) for name in _SYSTEM_FOLDERS)]
+    folders += [Path("/usr/local/cuda/lib64"), *layouts.LAYOUTS[-1].folders()]
     return _unique(folder for folder in folders if folder.is_dir())
 
 
-def find(
-    folders: Iterable[Path], patterns: Iterable[str], symbol: str
-) -> tuple[list[Path], list[str]]:
-    """The libraries in `folders` whose name matches one of `patterns` and that export `symbol`,
-    each real file once, and why others were passed over: hiprtc-builtins, for one, matches hiprtc's
-    pattern and exports nothing.
-    """
+def files(folders: Iterable[Path], library: Library) -> Iterator[Path]:
+    """What is called like `library` in `folders`, a folder's newest first, each real file once."""
+    seen: set[Path] = set()
+    for folder in folders:
+        names = (path for path in folder.glob("*") if library.matches(path.name))
+        by_version = sorted(names, key=lambda path: (layouts.numbers(path), path.name))
+        for path in reversed(by_version):
+            real = path.resolve()
+            if real not in seen and path.is_file():
+                seen.add(real)
+                yield path
+
+
+def find(folders: Iterable[Path], library: Library) -> tuple[list[Path], list[str]]:
+    """Those of `files` that export what `library` does, and why others were passed over."""
     found: list[Path] = []
     reasons: list[str] = []
-    for path in _matches(folders, patterns):
-        if exports(path, symbol):
+    for path in files(folders, library):
+        if exports(path, library.symbol):
             found.append(path)
         else:
-            reasons.append(f"{path} does not export {symbol}")
+            reasons.append(f"{path} does not export {library.symbol}")
     return found, reasons
 
 
@@ -123,20 +86,51 @@ def _contains(path: Path, symbol: str) -> bool | None:
         return None
 
 
-def _matches(folders: Iterable[Path], patterns: Iterable[str]) -> Iterator[Path]:
-    seen: set[Path] = set()
-    wanted = list(patterns)
-    for folder in folders:
-        hits = {hit for pattern in wanted for hit in folder.glob(pattern) if hit.is_file()}
-        for hit in sorted(hits, key=lambda path: (_numbers(path), path.name), reverse=True):
-            real = hit.resolve()
-            if real not in seen:
-                seen.add(real)
-                yield hit
+def imports(path: Path) -> dict[str, int]:
+    """The DLLs that a Windows module asks for, also those that it loads at their first use, by
+    their names in small letters: where its table of addresses of their functions lies, from its
+    beginning. Empty for what is no module.
+
+    Raises OSError where the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _imports(data)
+    except (struct.error, ValueError):
+        return {}
 
 
-def _numbers(path: Path) -> tuple[int, ...]:
-    return tuple(int(digits) for digits in re.findall(r"\d+", path.name))
+def _imports(data: mmap.mmap) -> dict[str, int]:
+    """Microsoft, "PE Format": the import directory (1) and the delay import directory (13)."""
+    at = struct.unpack_from("<I", data, 0x3C)[0]
+    sections, optional_size = struct.unpack_from("<H12xH", data, at + 6)
+    if data[:2] != b"MZ" or data[at : at + 4] != b"PE\0\0":
+        return {}
+    optional = at + 24
+    directories = optional + (112 if struct.unpack_from("<H", data, optional)[0] == 0x20B else 96)
+    table = [
+        struct.unpack_from("<8xIIII", data, optional + optional_size + 40 * index)
+        for index in range(sections)
+    ]
+
+    def offset(address: int) -> int:
+        for size, start, _, place in table:
+            if start <= address < start + size:
+                return int(place + address - start)
+        raise ValueError
+
+    found: dict[str, int] = {}
+    for number, size, name_at, table_at in ((1, 20, 12, 16), (13, 32, 4, 12)):
+        start = struct.unpack_from("<I", data, directories + 8 * number)[0]
+        row = offset(start) if start else 0
+        while row and (name := struct.unpack_from("<I", data, row + name_at)[0]):
+            place = offset(name)
+            if (end := data.find(b"\0", place)) < 0:
+                raise ValueError
+            text = data[place:end].decode("ascii", "replace").lower()
+            found.setdefault(text, struct.unpack_from("<I", data, row + table_at)[0])
+            row += size
+    return found
 
 
 def _unique(paths: Iterable[Path]) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 from lib_rocm_sd import arch as arches
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.runtime import hangs, libraries, process
+from lib_rocm_sd.runtime import hangs, layouts, libraries, process
 from lib_rocm_sd.runtime.compile_worker import CompilerJob
 from lib_rocm_sd.runtime.compiler import (
     LANGUAGE_OPTIONS,
@@ -144,27 +144,24 @@ class LibraryCompiler(Compiler):
 
 def comgrs() -> list[Compiler]:
     """Each libamd_comgr found."""
-    patterns = ["amd_comgr*.dll"] if sys.platform == "win32" else ["libamd_comgr.so*"]
-    return _found("comgr", libraries.rocm_library_folders(), patterns, "amd_comgr_do_action")
+    return _found("comgr", libraries.rocm_library_folders(), layouts.COMGR)
 
 
 def hiprtcs() -> list[Compiler]:
     """Each libhiprtc found."""
-    patterns = ["hiprtc*.dll"] if sys.platform == "win32" else ["libhiprtc.so*"]
-    return _found("hiprtc", libraries.rocm_library_folders(), patterns, "hiprtcCreateProgram")
+    return _found("hiprtc", libraries.rocm_library_folders(), layouts.HIPRTC)
 
 
 def nvrtcs() -> list[Compiler]:
     """Each NVRTC found; none unless ROCM_SD_ALLOW_CUDA=1."""
     if os.environ.get("ROCM_SD_ALLOW_CUDA") != "1":
         return [Absent("nvrtc", ["for development only: ROCM_SD_ALLOW_CUDA=1 is not set"])]
-    patterns = ["nvrtc64*.dll"] if sys.platform == "win32" else ["libnvrtc.so*"]
-    return _found("nvrtc", libraries.cuda_library_folders(), patterns, "nvrtcCreateProgram")
+    return _found("nvrtc", libraries.cuda_library_folders(), layouts.NVRTC)
 
 
-def _found(name: str, folders: list[Path], patterns: list[str], symbol: str) -> list[Compiler]:
-    paths, reasons = libraries.find(folders, patterns, symbol)
+def _found(name: str, folders: list[Path], library: layouts.Library) -> list[Compiler]:
+    paths, reasons = libraries.find(folders, library)
     if paths:
         return [LibraryCompiler(name, path) for path in paths]
     looked = ", ".join(str(folder) for folder in folders) or "any known folder"
-    return [Absent(name, [*reasons, f"no {patterns[0]} in {looked}"])]
+    return [Absent(name, [*reasons, f"no {library.described()} in {looked}"])]

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lib_rocm_sd.runtime import libraries
+from lib_rocm_sd.runtime import layouts
 
 OLDEST = (2, 1)
 """torch.compiler came with it."""
@@ -31,7 +31,7 @@ def installed() -> TorchBuild | None:
 
     Raises ValueError where its version.py cannot be read.
     """
-    folder = libraries.package_folder("torch")
+    folder = layouts.package_folder("torch")
     if folder is None:
         return None
     path = folder / "version.py"

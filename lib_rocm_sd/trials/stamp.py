@@ -7,20 +7,17 @@ wrong, nothing is: each class is still asked for before it is launched.
 from __future__ import annotations
 
 import json
-import os
 import platform
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from lib_rocm_sd import __version__, cache
 from lib_rocm_sd.runtime import libraries, source, torch_build
 from lib_rocm_sd.runtime.compiler import file_identity
+from lib_rocm_sd.runtime.layouts import AMDHIP64
 from lib_rocm_sd.trials import verdicts
 
 KIND = "tried"
-_RUNTIMES = ("libamdhip64.so*", "amdhip64*.dll")
 
 
 def is_there(gfx: str) -> bool:
@@ -59,16 +56,6 @@ def _key(gfx: str) -> str:
 
 
 def _runtimes() -> Iterator[str]:
-    """The HIP runtime's files: torch's, and on Windows the driver's."""
-    for folder in _folders():
-        for pattern in _RUNTIMES:
-            yield from (file_identity("hip", path) for path in sorted(folder.glob(pattern)))
-
-
-def _folders() -> Iterator[Path]:
-    for package, folder in (("torch", "lib"), ("_rocm_sdk_core", "lib"), ("_rocm_sdk_core", "bin")):
-        place = libraries.package_folder(package)
-        if place is not None:
-            yield place / folder
-    if sys.platform == "win32":
-        yield Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32"
+    """The HIP runtime's files: torch's, the SDK's, and on Windows the driver's."""
+    for path in libraries.files(libraries.rocm_library_folders(), AMDHIP64):
+        yield file_identity("hip", path)

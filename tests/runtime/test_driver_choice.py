@@ -43,22 +43,29 @@ print(sum("libamdhip64" in str(path) for path in hip.loaded_libraries()))
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
-def test_torchs_own_is_taken_of_two(tmp_path: Path) -> None:
-    beside = c_library(HIP, tmp_path / "rocm" / "libamdhip64.so.7")
-    own = c_library(HIP, tmp_path / "torch" / "lib" / "libamdhip64.so")
+@pytest.mark.parametrize("how", ["called by torch", "looked for first"])
+def test_of_two_the_one_that_torch_has_is_taken(how: str, tmp_path: Path) -> None:
+    """Whose functions a module of torch calls; where none calls any, the order of the installs."""
+    other = c_library(HIP, tmp_path / "other" / "libamdhip64.so.7")
+    own = c_library(HIP, tmp_path / "own" / "libamdhip64.so.7", "-Wl,-soname,libown.so")
+    called = how == "called by torch"
+    needs = ("-Wl,--no-as-needed", str(own)) if called else ()
+    caller = c_library("int nothing;", tmp_path / "torch" / "libtorch_hip.so", *needs)
     script = f"""
 import ctypes
 from pathlib import Path
 from lib_rocm_sd.runtime import hip, libraries
-libraries.package_folder = lambda name: Path({str(tmp_path / "torch")!r})
-ctypes.CDLL({str(beside)!r})
-own = ctypes.CDLL({str(own)!r})
-assert hip.library()._handle == own._handle
+libraries.rocm_library_folders = lambda: [Path({str((other if called else own).parent)!r})]
+own, other = {[str(own), str(other)] if called else [str(other), str(own)]}
+for path in (own, other, {str(caller)!r}):
+    ctypes.CDLL(path)
+assert hip.called_by(Path({str(caller)!r})) == {"Path(own)" if called else "None"}
+print(hip.library()._name)
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert done.stderr == ""
+    assert (done.stdout, done.stderr) == (f"{own}\n", "")
 
 
 def test_a_device_of_another_type_is_a_launch_error() -> None:
@@ -74,18 +81,6 @@ def test_no_hip_runtime_is_a_launch_error(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "libamdhip64.so").write_bytes(b"not a library")
     with pytest.raises(LaunchError, match=r"libamdhip64\.so"):
         hip.library()
-
-
-def test_a_library_of_a_similar_name_is_not_taken() -> None:
-    names = {
-        "libamdhip64.so": True,
-        "libamdhip64.so.6.2.41133": True,
-        "amdhip64_7.dll": True,
-        "amdhip64.dll": True,
-        "libamdhip64_extra.so": False,
-        "libhiprtc.so.7": False,
-    }
-    assert {name: bool(hip._NAME.search(name)) for name in names} == names
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="/proc is Linux's")  # noqa: PTH110

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,29 +79,6 @@ def test_only_builtins_means_a_reason(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
     (compiler,) = library_compilers.hiprtcs()
     assert "does not export hiprtcCreateProgram" in compiler.refusals(arch.table()["gfx1100"])[0]
-
-
-def test_windows_names_newest_first_and_builtins_left_out(tmp_path: Path) -> None:
-    for name in ("hiprtc0507.dll", "hiprtc0715.dll", "hiprtc-builtins0715.dll"):
-        exports = b"" if "builtins" in name else b"\0hiprtcCreateProgram\0hiprtcVersion\0"
-        (tmp_path / name).write_bytes(b"MZ" + name.encode() + exports)
-    found, reasons = libraries.find([tmp_path], ["hiprtc*.dll"], "hiprtcCreateProgram")
-    assert [path.name for path in found] == ["hiprtc0715.dll", "hiprtc0507.dll"]
-    assert len(reasons) == 1 and "hiprtc-builtins0715.dll does not export" in reasons[0]
-
-
-def test_amds_packages_and_installations_are_searched_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("torch/lib", "core/lib", "rocm/lib", "rocm/lib64"):
-        (tmp_path / name).mkdir(parents=True)
-    packages = {"torch": tmp_path / "torch", "_rocm_sdk_core": tmp_path / "core"}
-    monkeypatch.setattr(libraries, "package_folder", packages.get)
-    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
-    folders = [str(path) for path in libraries.rocm_library_folders()]
-    if sys.platform != "win32":
-        wanted = ["torch/lib", "core/lib", "rocm/lib", "rocm/lib64"]
-        assert folders[:4] == [str(tmp_path / name) for name in wanted]
 
 
 def test_hiprtc_gets_source_name_and_options(hiprtc: Compiler) -> None:

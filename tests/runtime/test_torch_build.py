@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd import arch
-from lib_rocm_sd.runtime import libraries, torch_build
+from lib_rocm_sd.runtime import layouts, torch_build
 from lib_rocm_sd.runtime.torch_build import TorchBuild
 
 ROCM_FILE = """
@@ -38,7 +38,7 @@ ALLOWED = {"ROCM_SD_ALLOW_ZLUDA": "1"}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(libraries, "package_folder", {"torch": tmp_path}.get)
+    monkeypatch.setattr(layouts, "package_folder", {"torch": tmp_path}.get)
     return tmp_path
 
 
@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_read_is_named(folder: Path, content: bytes | None
 
 
 def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "package_folder", lambda name: None)
+    monkeypatch.setattr(layouts, "package_folder", lambda name: None)
     assert torch_build.installed() is None
 
 
