@@ -98,6 +98,11 @@ class Group:
             self._members.discard(process)
 
 
+def group() -> Group | None:
+    """The one that this thread has joined."""
+    return getattr(_thread, "group", None)
+
+
 def time_limit_s() -> float:
     """How long one compilation may take: ROCM_SD_COMPILE_TIME_LIMIT_S, else ten minutes."""
     try:
@@ -158,13 +163,13 @@ def run(
     Output goes through a file, so a grandchild that keeps a pipe open cannot hold us up.
     """
     start = time.monotonic()
-    group: Group | None = getattr(_thread, "group", None)
-    if group is not None and group.ended:
+    joined = group()
+    if joined is not None and joined.ended:
         return Finished("was not started: the program ends", "", 0.0)
     try:
         with tempfile.TemporaryFile() as output:
             process = spawn(command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=env)
-            trouble, hung = _wait_in(group, process, limit_s)
+            trouble, hung = _wait_in(joined, process, limit_s)
             output.seek(0)
             text = output.read(output_limit_bytes).decode("utf-8", errors="replace")
     except (OSError, ValueError) as error:
@@ -185,7 +190,7 @@ def spawn(
     """Start `command` in a session of its own, without a window. On Linux it ends also when the
     thread that starts it does. Raises OSError, on Linux where no interpreter can be started.
     """
-    group: Group | None = getattr(_thread, "group", None)
+    joined = group()
     return subprocess.Popen(
         [*_bound(), *map(str, command)],
         stdin=stdin,
@@ -194,7 +199,7 @@ def spawn(
         cwd=cwd,
         env=None if env is None else {**os.environ, **env},
         start_new_session=sys.platform != "win32",
-        creationflags=_CREATION_FLAGS | (_BELOW_NORMAL if group and group.polite else 0),
+        creationflags=_CREATION_FLAGS | (_BELOW_NORMAL if joined and joined.polite else 0),
     )
 
 

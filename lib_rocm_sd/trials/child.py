@@ -8,6 +8,7 @@ its parent dies. It answers in lines of JSON. Without torch, unless it is asked 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import queue
@@ -270,6 +271,9 @@ def main() -> int:
     inbox = _inbox(sys.stdin.buffer)
     head, _ = inbox.get()
     try:
+        if head.get("kind") == "load":  # what takes seconds; the card is opened later
+            importlib.import_module("lib_rocm_sd.trials.torch_child")
+            head, _ = inbox.get()
         tester = opened(head, say)
     except (RocmSdError, OSError, RuntimeError, ImportError, AttributeError) as error:
         say({"kind": "unusable", "reason": f"{type(error).__name__}: {error}"})

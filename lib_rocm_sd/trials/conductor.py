@@ -1,7 +1,9 @@
 """Has classes tried by children, one after the other, and writes down what became of each.
 
-A child is a process of its own (child.py): one tries what needs no torch, another, which takes long
-to start, the rest. Where it dies, or does not come back in time, that is the verdict of the class
+What a class launches is noted by threads (recorder.py), some classes before it is launched, and
+also while somebody needs the card: it takes the CPU longer than a child takes to launch it. A child
+is a process of its own (child.py): one tries what needs no torch, another, which takes long to
+start, the rest. Where it dies, or does not come back in time, that is the verdict of the class
 in work. After a fault or a hang nothing more is tried on the card by itself: `halt` says so and
 why, until driver, torch or kernels change or somebody asks.
 """
@@ -9,10 +11,14 @@ why, until driver, torch or kernels change or somebody asks.
 from __future__ import annotations
 
 import math
+import os
 import re
 import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +26,7 @@ from typing import Any
 
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.runtime import build
+from lib_rocm_sd.runtime import process
 from lib_rocm_sd.trials import recorder, recording, torch_child, verdicts
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
@@ -41,12 +47,16 @@ QUIET_S = 0.5
 """A pause is one after this long: between the pictures of a series there are shorter ones, in which
 a child could only be started and ended.
 """
-PATIENCE_S = 10.0
+PATIENCE_S = 2.0
 """After this long without a pause a turn is asked for: who makes picture after picture would else
 never have ours.
 """
-TURN_S = 5.0
+TURN_S = 3.0
 """In a turn no class is begun after this; somebody waits for their picture."""
+MOST_NOTING, AHEAD = 3, 5
+"""Threads that note what classes launch, and classes that are noted, or being noted, at a time:
+each takes up to 150 MiB, mostly float64.
+"""
 _LAST_WORDS = re.compile(rf"{verdicts.FAULT_WORDS}|segmentation|exception|abort", re.I)
 _WINDOWS_EXCEPTION = 0xC0000000
 _OUT_OF_MEMORY_KILLER = "ended from outside (SIGKILL), maybe because memory was short"
@@ -110,6 +120,63 @@ class _Letter:
     blobs: list[bytes]
     torch: bool
     is_far: bool
+    deaths: int
+
+
+class _Ahead:
+    """`note` of each class, in order, by threads that are in this thread's group of processes."""
+
+    def __init__(
+        self, subjects: Sequence[Subject], note: Callable[[Subject], Verdict | _Letter]
+    ) -> None:
+        self._note, self._group = note, process.group()
+        self._noted: deque[Future[Verdict | _Letter]] = deque(Future() for _ in subjects)
+        self._todo = deque(zip(subjects, self._noted, strict=True))
+        self._room = threading.Semaphore(AHEAD)
+        count = min(MOST_NOTING, max(1, (os.cpu_count() or 1) - 1), len(subjects))
+        self._threads = [
+            threading.Thread(target=self._work, name="rocm_sd noting", daemon=True)
+            for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def next(
+        self, given_up: Callable[[], bool], late: Callable[[], None]
+    ) -> Verdict | _Letter | None:
+        """Of the next class; None where it is given up. `late` is called where it has to be waited
+        for.
+        """
+        noted = self._noted.popleft()
+        if not noted.done():
+            late()
+        while not (noted.done() or given_up()):
+            wait((noted,), BUSY_POLL_S)
+        if not noted.done():
+            return None
+        self._room.release()
+        return noted.result()
+
+    def close(self) -> None:
+        """Note nothing more: threads must not be within torch when Python ends."""
+        self._todo.clear()
+        self._room.release(len(self._threads) or 1)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        if self._group is not None:
+            self._group.join()
+        while self._room.acquire():
+            try:
+                subject, noted = self._todo.popleft()
+            except IndexError:
+                self._room.release()
+                return
+            try:
+                noted.set_result(self._note(subject))
+            except BaseException as error:
+                noted.set_exception(error)
 
 
 def halt(place: Place) -> str:
@@ -146,6 +213,8 @@ class Conductor:
         self._class_limit_s, self._start_limit_s = class_limit_s, start_limit_s
         self._children: dict[bool, Link] = {}
         """By whether they have torch."""
+        self._spares: dict[bool, Link] = {}
+        """That have not opened the card."""
         self._in_work = False
         """Which of them has the class."""
         self._without_torch = ""
@@ -156,7 +225,7 @@ class Conductor:
     def cancel(self) -> None:
         """Have `run` come to an end, from another thread: the class in work gets no verdict."""
         self._cancelled = True
-        for child in list(self._children.values()):
+        for child in (*self._children.values(), *self._spares.values()):
             child.kill()
 
     def run(
@@ -176,20 +245,22 @@ class Conductor:
         is not kept.
         """
         found: list[tuple[Subject, Verdict]] = []
-        end = time.monotonic() + limit_s
-        wanted = list(subjects)
+        wanted, given_up = list(subjects), partial(self._given_up, time.monotonic() + limit_s)
+        ahead = _Ahead(wanted, partial(self._noted, force))
         try:
-            self._compile(wanted, end)
             for subject in wanted:
-                verdict = self._verdict(subject, force, end)
-                if verdict is None:
+                noted = ahead.next(given_up, self._turns.leave)
+                if isinstance(noted, _Letter):
+                    noted = self._verdict(subject, noted, force, given_up)
+                if noted is None:
                     break
-                found.append((subject, verdict))
-                told(subject, verdict)
+                found.append((subject, noted))
+                told(subject, noted)
         finally:
             if not keep() or self._cancelled:
                 self.rest()
             self._turns.leave()
+            ahead.close()
         return found
 
     @property
@@ -199,19 +270,22 @@ class Conductor:
 
     def rest(self) -> None:
         """End the children that a `run` has kept."""
+        for children in (self._children, self._spares):
+            while children:
+                children.popitem()[1].end()
+
+    def _make_way(self, with_torch: bool) -> None:
+        """Somebody needs the card: children, which hold memory of it, end. One that has not opened
+        it yet takes the place of the one that is needed next.
+        """
         while self._children:
             self._children.popitem()[1].end()
+        if with_torch not in self._spares:
+            with suppress(OSError):  # which `_opened` says
+                self._spares[with_torch] = self._spawned(with_torch)
 
-    def _compile(self, subjects: Sequence[Subject], end: float) -> None:
-        """All of them, before anything is tried: a turn is for the card alone."""
-        for spec in dict.fromkeys(spec for subject in subjects for spec in subject.specs):
-            if self._given_up(end):
-                return
-            with suppress(CompileError):  # `_verdict` says it
-                build.build(spec, self.place.arch)
-
-    def _verdict(self, subject: Subject, force: bool, end: float) -> Verdict | None:
-        """The verdict of one class; None where nothing more is to be done."""
+    def _noted(self, force: bool, subject: Subject) -> Verdict | _Letter:
+        """The verdict of one class where nothing is to be tried, else what is sent to a child."""
         try:
             codes = subject.codes(self.place.arch)
         except CompileError as error:
@@ -220,24 +294,32 @@ class Conductor:
         known = verdicts.read(key)
         if known is not None and not known.asks_again and not force:
             return known
-        why = self._abandoned or ("" if force else halt(self.place))
-        if self._cancelled:
-            return None
+        why = self._against(force)
         if why:
             return self._made(subject, REFUSED, why)
-        # Waits while somebody needs the card; the child, which holds memory, ends meanwhile.
-        if not self._turns.come(partial(self._given_up, end), self.rest):
-            return None
         try:
-            letter = self._letter(subject, key, codes)
+            return self._letter(subject, key, codes, known.deaths if known else 0)
         except (*FAILURES, MemoryError) as error:
             return self._made(subject, REFUSED, f"its launches cannot be noted: {describe(error)}")
-        return self._tried(subject, letter, known)
+
+    def _against(self, force: bool) -> str:
+        return self._abandoned or ("" if force else halt(self.place))
+
+    def _verdict(
+        self, subject: Subject, letter: _Letter, force: bool, given_up: Callable[[], bool]
+    ) -> Verdict | None:
+        """The verdict of one class that a child makes; None where nothing more is to be done."""
+        why = self._against(force)
+        if why:
+            return self._made(subject, REFUSED, why)
+        if not self._turns.come(given_up, partial(self._make_way, letter.torch)):
+            return None
+        return self._tried(subject, letter)
 
     def _given_up(self, end: float) -> bool:
         return self._stop() or self._cancelled or time.monotonic() > end
 
-    def _letter(self, subject: Subject, key: str, codes: dict[Any, bytes]) -> _Letter:
+    def _letter(self, subject: Subject, key: str, codes: dict[Any, bytes], deaths: int) -> _Letter:
         s = subject
         head: dict[str, Any] = {"kind": "class"}
         rows: list[dict[str, Any]] = []
@@ -257,9 +339,9 @@ class Conductor:
             for place, spec in enumerate(codes)
         ]
         head |= {"rows": rows, "codes": places}
-        return _Letter(key, head, [*blobs, *codes.values()], with_torch, is_far)
+        return _Letter(key, head, [*blobs, *codes.values()], with_torch, is_far, deaths)
 
-    def _tried(self, subject: Subject, letter: _Letter, known: Verdict | None) -> Verdict:
+    def _tried(self, subject: Subject, letter: _Letter) -> Verdict:
         was_there = letter.torch in self._children
         other = self._children.pop(not letter.torch, None) if letter.is_far else None
         if other is not None:
@@ -280,17 +362,16 @@ class Conductor:
                 return self._kept(letter.key, self._hung(subject, problem))
             if answer is None and was_there and not problem and not self._cancelled:
                 self._ended()  # it had died before, of something else
-                return self._tried(subject, letter, known)
+                return self._tried(subject, letter)
             if answer is None:
                 return self._died(subject, letter.key, problem)
             if answer.get("kind") == "trying":
                 problem = str(answer.get("problem"))
             elif answer.get("kind") == "verdict":
-                deaths = known.deaths if known else 0
-                return self._answered(subject, letter.key, answer, problem, deaths)
+                return self._answered(subject, letter, answer, problem)
 
     def _answered(
-        self, subject: Subject, key: str, answer: dict[str, Any], problem: str, deaths: int
+        self, subject: Subject, letter: _Letter, answer: dict[str, Any], problem: str
     ) -> Verdict:
         reason = str(answer.get("reason", ""))
         if answer["outcome"] == FAULTED:  # the child can do nothing more on the card
@@ -302,9 +383,9 @@ class Conductor:
             tolerance=float(answer.get("tolerance", 0.0)),
             time_ms=round(float(answer.get("time_ms", 0.0)), 3),
             notes=tuple(str(note) for note in answer.get("notes", ())),
-            deaths=deaths,
+            deaths=letter.deaths,
         )
-        return self._kept(key, made) if answer.get("lasting", True) else made
+        return self._kept(letter.key, made) if answer.get("lasting", True) else made
 
     def _hung(self, subject: Subject, problem: str) -> Verdict:
         reason = f"{problem}: no answer within {self._class_limit_s:g} s"
@@ -353,7 +434,8 @@ class Conductor:
             return self._children[with_torch]
         if with_torch and self._without_torch:
             raise RuntimeError(self._without_torch)
-        child = self._children[with_torch] = self._spawn()
+        spare = self._spares.pop(with_torch, None)
+        child = self._children[with_torch] = spare or self._spawned(with_torch)
         if self._cancelled:
             child.kill()
         child.send({"kind": "open", **self.place.as_dict(), "torch": with_torch})
@@ -364,9 +446,18 @@ class Conductor:
             raise
         if answer is None or answer.get("kind") != "ready":
             _, why = self._ended()
+            if answer is None and spare is not None:  # it may have died before
+                return self._opened(with_torch)
             said = str(answer["reason"]) if answer else f"it {why}"
             self._without_torch = said if answer and with_torch else ""
             raise RuntimeError(said)
+        return child
+
+    def _spawned(self, with_torch: bool) -> Link:
+        """A child that loads what it needs, and has not opened the card. Raises OSError."""
+        child = self._spawn()
+        if with_torch:
+            child.send({"kind": "load"})
         return child
 
     def _ended(self) -> tuple[str, str]:

@@ -198,7 +198,7 @@ class Gate:
 
     def wait(self, timeout_s: float) -> bool:
         """Until nothing is tried any more; False where something still is. Who waits does so for
-        class after class: then children are kept for a while.
+        class after class: then children are kept for a while. So they are where more is queued.
         """
         with self._changed:
             self._waiting += 1
@@ -361,7 +361,10 @@ class Gate:
                 self._conductors[place] = self._conductor(place, **how)
         try:
             self._conductors[place].run(
-                subjects, force=force, told=told, keep=lambda: self._waiting > 0
+                subjects,
+                force=force,
+                told=told,
+                keep=lambda: self._waiting > 0 or bool(self._queue),
             )
         except Exception as error:  # of the host too, which is asked there
             self._tell(f"the trials ended: {describe(error)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -261,23 +262,94 @@ def noted(told: list[str]) -> Turn:
     return turn
 
 
-def test_all_is_compiled_before_a_turn_is_taken(
+def test_no_turn_is_held_while_a_class_is_compiled_or_noted(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conductor, "PATIENCE_S", 0.0)
     told: list[str] = []
+    ended = threading.Event()
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        yield
+        told.append("ends")
+        ended.set()
 
     def made(spec: KernelSpec, row: object) -> build.CodeObject:
-        told.append(spec.entry)
+        told.append("compiled" if ended.wait(20) else "compiled within the turn")
         raise CompileError("clang", "no such thing")
 
     first, second = scaling.subject(2.0), scaling.subject(3.0)
-    other = replace(scaling.SPEC, entry="another")
     monkeypatch.setattr(build, "build", build_beside(made, "another"))
-    second = replace(second, specs=(other,))
-    found = Conductor(place, busy=lambda: True, turn=noted(told)).run([first, second])
+    second = replace(second, specs=(replace(scaling.SPEC, entry="another"),))
+    found = Conductor(place, busy=lambda: True, turn=turn).run([first, second])
     assert [verdict.outcome for _, verdict in found] == [PASSED, REFUSED]
-    assert told.index("another") < told.index("begins")
+    assert told == ["ends", "compiled"]
+
+
+def test_while_the_card_is_needed_classes_are_noted_and_a_child_waits_to_open_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[float] = []
+    heads: list[dict[str, Any]] = []
+    ended: list[Answering] = []
+    alone = recorder.recordings
+
+    def recordings(op: Any, variant: Any, config: Any, problem: Any) -> Any:
+        noted.append(problem.factor)
+        return alone(op, variant, config, problem)
+
+    def spawn() -> Any:
+        heads.append({"kind": "spawned"})
+        return Answering(heads, ended)
+
+    def busy() -> bool:
+        return len(noted) < 3 or not heads
+
+    monkeypatch.setattr(recorder, "recordings", recordings)
+    made = Conductor(place, busy=busy, spawn=spawn)
+    found = made.run([scaling.subject(factor) for factor in (2.0, 3.0, 4.0)])
+    assert [verdict.outcome for _, verdict in found] == [PASSED] * 3
+    assert [head["kind"] for head in heads] == ["spawned", "open", *["class"] * 3]
+    assert len(ended) == 1
+
+
+def test_no_more_classes_are_noted_than_memory_is_there_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conductor, "AHEAD", 2)
+    enough, noted = threading.Event(), list[Subject]()
+
+    def note(each: Subject) -> Verdict:
+        noted.append(each)
+        if len(noted) == 2:
+            enough.set()
+        return Verdict(str(each), REFUSED)
+
+    ahead = conductor._Ahead([scaling.subject(float(each)) for each in range(5)], note)
+    assert enough.wait(20)
+    assert len(noted) == 2
+    for _ in range(5):
+        assert ahead.next(bool, lambda: None) is not None
+    ahead.close()
+    assert len(noted) == 5
+    assert not any(thread.is_alive() for thread in ahead._threads)
+
+
+def test_a_child_that_died_before_it_opened_the_card_is_replaced(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links: list[Link] = []
+    busy = [True, True]
+
+    def spawn() -> Link:
+        links.append(Link([sys.executable, "-c", ""]) if not links else Link())
+        return links[-1]
+
+    made = Conductor(place, busy=lambda: bool(busy and busy.pop()), spawn=spawn)
+    ((_, verdict),) = made.run([scaling.subject(2.0)])
+    assert verdict.passed
+    assert len(links) == 2
 
 
 def build_beside(made: Callable[..., build.CodeObject], entry: str) -> Callable[..., Any]:
