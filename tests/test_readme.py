@@ -10,8 +10,7 @@ import pytest
 
 from lib_rocm_sd import __version__
 from lib_rocm_sd.arch import amd_table
-from lib_rocm_sd.commands.selftest import FORMAT
-from lib_rocm_sd.lab import speed_result
+from lib_rocm_sd.lab import card_file, speed_result
 from tools import card_table, results_table
 
 ROOT = results_table.ROOT
@@ -79,7 +78,7 @@ def test_the_tables_are_those_of_the_result_files(document: Path) -> None:
 
 def test_the_table_of_cards_is_arch_json() -> None:
     text = CARDS.read_text(encoding="utf-8")
-    assert card_table.with_table(text) == text, "run `python tools/card_table.py --write`"
+    assert card_table.with_tables(text) == text, "run `python tools/card_table.py --write`"
     for gfx, arch in amd_table().items():
         assert f"| {gfx} | {arch.family} |" in text
         assert all(name in text for name in arch.names)
@@ -98,20 +97,61 @@ def test_the_table_of_cards_says_what_is_executed() -> None:
         assert said.startswith("executed") == (arch.gfx in card_table.EXECUTED)
 
 
-def test_what_owners_sent_is_counted(tmp_path: Path) -> None:
-    assert card_table.on_cards("gfx1100", tmp_path) == "not yet"
-    for number, (gfx, failed) in enumerate((("gfx1100", 0), ("gfx1100", 2), ("gfx942", 0))):
-        document = {
-            **{"format": FORMAT, "complete": True, "passed": 291, "failed": failed},
-            "machine": {"gfx": gfx},
-        }
-        (tmp_path / f"{number}.json").write_text(json.dumps(document), encoding="utf-8")
-    assert card_table.on_cards("gfx1100", tmp_path) == "1 of 2 self-tests passed"
-    assert card_table.on_cards("gfx942", tmp_path) == "1 of 1 self-tests passed"
-    assert card_table.on_cards("gfx1030", tmp_path) == "not yet"
-    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ValueError, match="other.json is no result"):
-        card_table.on_cards("gfx1100", tmp_path)
+def sent(gfx: str, failures: int, outcome: str = "passed", **more: object) -> dict[str, object]:
+    """A file as an owner sends it."""
+    row = {"op": "attention", "variant": "rocm_sd", "problem": "N1", "reason": "wrong by 1"}
+    machine = {"card": "RX | <b>7900", "gfx": gfx, "os": "Windows 11", "torch": "2.9"}
+    return {
+        **{"format": card_file.FORMAT, "date": "2030-01-02T03:04:05Z", "running": None},
+        **{"machine": machine, "complete": True, "rows": [{**row, "passed": not failures}]},
+        "verdicts": [{"subject": "attention, rocm_sd: N1", "outcome": outcome, "reason": "x"}],
+        **more,
+    }
+
+
+def test_what_owners_sent_is_taken_and_counted(tmp_path: Path) -> None:
+    folder, file = tmp_path / "self-tests", tmp_path / "sent.json"
+    assert card_table.on_cards("gfx1100", folder) == "not yet"
+    assert card_table.self_tests(folder) == card_table.NONE_YET
+    for document in (
+        sent("gfx1100", 0),
+        sent("gfx1100", 1),
+        sent("gfx1100", 0, "faulted"),
+        sent("gfx942", 0, complete=False),
+    ):
+        file.write_text(json.dumps(document), encoding="utf-8")
+        assert card_table.take(file, folder).parent == folder
+    assert card_table.on_cards("gfx1100", folder) == "1 of 3 self-tests passed"
+    assert card_table.on_cards("gfx942", folder) == "0 of 1 self-tests passed"
+    assert card_table.on_cards("gfx1030", folder) == "not yet"
+    head, _, *rows = card_table.self_tests(folder).splitlines()
+    assert len(rows) == 4 and {row.count(" | ") for row in rows} == {head.count(" | ")}
+    said = [re.findall(r"\[(.*)\]\(results/self-tests/rocm_sd-selftest-gfx", row) for row in rows]
+    assert sorted(said) == [
+        *(["1 of 2 wrong"], ["1 of 2 wrong"], ["all 2 passed"], ["did not finish; 0 of 2 wrong"]),
+    ]
+    assert all("| RX  b7900 | gfx" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        ({}, "sent.json is no result of the self-test"),
+        (sent("gfx1100", 0, ended=r"in C:\Users\somebody\a.dll"), "names a folder"),
+        (sent("../gfx1100", 0), "no known card and date"),
+        (sent("gfx1100", 0, date="today"), "no known card and date"),
+    ],
+)
+def test_a_file_that_is_not_taken(
+    document: dict[str, object], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sent.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(ValueError, match=why):
+        card_table.take(file, tmp_path / "self-tests")
+    assert card_table.main([str(file)]) == 2
+    assert why in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [file]
 
 
 # --- tables of measured times

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lib_rocm_sd import __version__, checks, first_trials
+from lib_rocm_sd import __version__, cache, checks, first_trials
 from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands.support import Gpu, Step, anonymous, compile_missing, gpu, unseen
 from lib_rocm_sd.errors import CompileError
-from lib_rocm_sd.lab.card_check import FORMAT, by_op, file_name
+from lib_rocm_sd.lab.card_file import FORMAT, by_op, file_name
 from lib_rocm_sd.lab.rows import write_json
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.trials import verdicts
@@ -79,8 +79,10 @@ class CardResult:
         return f"{self.op}, {self.variant}: {self.problem}{f' [{config}]' if config else ''}"
 
 
-def child(out: str, index: int) -> int:
-    """As `main`, with each step as a line of JSON on stdout; ends with its input, too."""
+def child(out: str, index: int, folder: str) -> int:
+    """As `main`, with each step as a line of JSON on stdout; ends with its input, too. `folder`:
+    the host's for the cache, or empty.
+    """
 
     def step(text: str, done: int, total: int) -> None:
         print(json.dumps({"text": text, "done": done, "total": total}), flush=True)
@@ -90,6 +92,7 @@ def child(out: str, index: int) -> int:
         os._exit(NOT_RUN)
 
     threading.Thread(target=ends_with_parent, daemon=True).start()
+    cache.set_directory(folder or None)
     return main(Path(out), index, False, step)
 
 

@@ -1,128 +1,35 @@
 """The self-test of a card for somebody without a terminal: `doctor --self-test` in a process of its
-own, how far it is, and what its file says. A card that hangs or crashes ends that process.
+own, and how far it is. A card that hangs or crashes ends that process.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
-from lib_rocm_sd import arch
+from lib_rocm_sd import arch, cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import describe
+from lib_rocm_sd.lab.card_file import file_name, read, sentence
 from lib_rocm_sd.lab.rows import write_json
 from lib_rocm_sd.lab.speed_job import FAILED, Busy, HostSide
 from lib_rocm_sd.trials.conductor import ended
 from lib_rocm_sd.trials.link import Link
-from lib_rocm_sd.trials.verdicts import PASSED, clean
+from lib_rocm_sd.trials.verdicts import clean
 
-FORMAT = "rocm_sd self-test 1"
-FILES = "rocm_sd-selftest-*.json"
-MOST_BYTES = 4 << 20
-"""A file larger than this is not one of ours."""
 SILENT_S = 900.0
 """A process that says nothing for so long hangs: one compilation takes ten minutes at most."""
 NOT_RUN = "The self-test was not run: "
-NAMED = 2
-"""So many checks that went wrong are named in the sentence."""
 _START = (
-    "import sys; root, out, index, *places = sys.argv[1:]; sys.path.insert(0, root); "
+    "import sys; root, out, index, folder, *places = sys.argv[1:]; sys.path.insert(0, root); "
     "sys.path += places; from lib_rocm_sd.commands.selftest import child; "
-    "raise SystemExit(child(out, int(index)))"
+    "raise SystemExit(child(out, int(index), folder))"
 )
-
-
-# -- the file
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One check of a file. `reason`: why it did not pass, empty where it did."""
-
-    op: str
-    name: str
-    reason: str
-
-
-def file_name(gfx: str, date: str) -> str:
-    """The file's name."""
-    return f"rocm_sd-selftest-{gfx}-{date}.json"
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A file of the self-test. Raises OSError, and ValueError where it is none."""
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path.name} is too large for a result of the self-test")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    try:
-        if document["format"] == FORMAT:
-            outcomes(document)
-            sentence(document)
-            return dict(document)
-    except (KeyError, TypeError, AttributeError):
-        pass
-    raise ValueError(f"{path.name} is no result of the self-test")
-
-
-def by_op(verdict: Mapping[str, Any]) -> str:
-    """The op of a verdict's class."""
-    return str(verdict["subject"]).split(",")[0]
-
-
-def outcomes(document: Mapping[str, Any]) -> list[Outcome]:
-    """All checks of a file: kernels that were tried in a process of their own, and then cases."""
-    tried = [
-        Outcome(
-            by_op(row),
-            str(row["subject"]),
-            "" if row["outcome"] == PASSED else f"{row['outcome']}: {row['reason']}",
-        )
-        for row in document["verdicts"]
-    ]
-    cases = [
-        Outcome(
-            str(row["op"]),
-            f"{row['op']}, {row['variant']}: {row['problem']}",
-            "" if row["passed"] else str(row["reason"] or "it is wrong"),
-        )
-        for row in document["rows"]
-    ]
-    return [*tried, *cases]
-
-
-def sentence(document: Mapping[str, Any]) -> str:
-    """What a file says, in one sentence."""
-    every, gfx = outcomes(document), document["machine"]["gfx"]
-    wrong = [each for each in every if each.reason]
-    names = "; ".join(f"{each.name}: {each.reason}" for each in wrong[:NAMED])
-    more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-    bad = f"{len(wrong)} of {len(every)} checks did not pass on {gfx}: {names}{more}."
-    if document["complete"]:
-        return bad if wrong or not every else f"All {len(every)} checks passed on {gfx}."
-    at = f" at {document['running']}" if document["running"] else ""
-    how = f"{document['ended']}; " if document.get("ended") else ""
-    begin = f"The check did not finish: {how}it stopped{at} after {len(every)} checks"
-    planned = f" of {document['planned']}" if document.get("planned") else ""
-    return f"{begin}{planned}. {bad if wrong else 'Those passed.' if every else ''}".strip()
-
-
-def newest(folder: Path | None) -> Path | None:
-    """The file that was written last in a folder."""
-    try:
-        files = [] if folder is None else list(folder.glob(FILES))
-        return max(files, key=lambda path: path.stat().st_mtime, default=None)
-    except OSError:
-        return None
-
-
-# -- a check on its way
 
 
 @dataclass(frozen=True)
@@ -241,10 +148,13 @@ def refusal(side: HostSide) -> str:
 
 
 def command(path: Path, index: int) -> list[str]:
-    """This interpreter with the packages of here, on the GPU of torch's number `index`."""
+    """This interpreter with the packages and the cache of here, on the GPU of torch's number
+    `index`.
+    """
+    folder = cache.host_directory() or ""
     places = [place for place in sys.path if place]
     root = str(arch.PACKAGE.parent)
-    return [sys.executable, "-I", "-c", _START, root, str(path), str(index), *places]
+    return [sys.executable, "-I", "-c", _START, root, str(path), str(index), str(folder), *places]
 
 
 check = CardCheck()

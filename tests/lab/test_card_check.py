@@ -6,15 +6,18 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from lib_rocm_sd import cache
+from lib_rocm_sd.commands import selftest
 from lib_rocm_sd.hosts.ui import check_part
 from lib_rocm_sd.hosts.ui.check_part import CheckView
-from lib_rocm_sd.lab import card_check
+from lib_rocm_sd.lab import card_check, card_file
 from lib_rocm_sd.lab.card_check import CardCheck
 from lib_rocm_sd.lab.speed_job import Busy
 from tests.lab.speedtest_doubles import Side
@@ -47,7 +50,7 @@ def document(failures: int = 0, complete: bool = True, **more: Any) -> dict[str,
     row = {"op": "conv 3x3", "variant": "rocm_sd", "problem": "N1 8/16", "config": {"size": 16}}
     rows = [{**row, "passed": i >= failures, "reason": "wrong by 0.25"} for i in range(59)]
     return {
-        **{"format": card_check.FORMAT, "date": "2030-01-02T03:04:05Z", "rocm_sd": "1"},
+        **{"format": card_file.FORMAT, "date": "2030-01-02T03:04:05Z", "rocm_sd": "1"},
         "machine": {"card": "Radeon RX 7900 XTX", "gfx": "gfx1100", "torch": "2.9", "cuda": None},
         **{"running": None, "complete": complete, "planned": 60, "verdicts": [verdict]},
         **{"rows": rows, "passed": 59 - failures, "failed": failures, **more},
@@ -92,7 +95,7 @@ def test_a_check_that_passes(checks: Any, tmp_path: Path) -> None:
     state = finished(view)
     assert "All 60 checks passed on gfx1100." in state.result
     assert state.can_run and not state.can_stop and overs == [1] and not side.held
-    (file,) = tmp_path.glob(card_check.FILES)
+    (file,) = tmp_path.glob(card_file.FILES)
     assert f'download="{file.name}"' in state.result
     assert view.state(state.token).result is None
     later = CheckView(CardCheck(), Side(tmp_path), lambda: None).state("")
@@ -121,7 +124,7 @@ def test_the_page_follows_and_can_stop_it(checks: Any, tmp_path: Path) -> None:
     after = view.state(during.token)
     assert after.can_run and overs == [1] and not side.held
     assert "did not finish: stopped by the user; it stopped after 60 checks" in after.result
-    (file,) = tmp_path.glob(card_check.FILES)
+    (file,) = tmp_path.glob(card_file.FILES)
     assert json.loads(file.read_text())["ended"] == "stopped by the user"
 
 
@@ -131,7 +134,7 @@ def test_a_card_that_ends_the_process_costs_a_line(checks: Any, tmp_path: Path) 
     said = finished(view).result
     assert "did not finish: Memory access fault by GPU node-1 (SIGABRT)" in said
     assert f"it stopped at {running} after 60 checks of 60. Those passed." in said
-    (file,) = tmp_path.glob(card_check.FILES)
+    (file,) = tmp_path.glob(card_file.FILES)
     assert "Memory access fault" in json.loads(file.read_text())["ended"]
     assert overs == [1]
 
@@ -181,24 +184,48 @@ def test_the_real_command_in_its_process(checks: Any, monkeypatch: pytest.Monkey
     assert "The self-test was not run: no GPU: this is the CPU." in finished(view).status
 
 
+def test_the_process_has_the_hosts_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the WebUI has compiled is there, and the WebUI finds its verdicts."""
+    monkeypatch.setattr(cache._state, "host", tmp_path)
+    _, _, _, _, root, out, index, folder, *places = card_check.command(tmp_path / "out.json", 3)
+    assert (index, folder, places) == ("3", str(tmp_path), [place for place in sys.path if place])
+    assert (Path(root) / "lib_rocm_sd").is_dir()
+
+    def main(path: Path, number: int, as_json: bool, step: Any) -> int:
+        step("testing attention", 12, 60)
+        assert (path, number, as_json) == (tmp_path / "out.json", 3, False)
+        return 0
+
+    folders: list[str] = []
+    monkeypatch.setattr(selftest, "main", main)
+    monkeypatch.setattr(selftest.threading, "Thread", lambda **how: SimpleNamespace(start=list))
+    monkeypatch.setattr(cache, "set_directory", folders.append)
+    assert selftest.child(out, 3, folder) == 0
+    assert folders == [str(tmp_path)]
+    step = {"text": "testing attention", "done": 12, "total": 60}
+    assert json.loads(capsys.readouterr().out) == step
+
+
 # -- the file
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        *("{}", "[]", "3", "{", json.dumps({"format": card_check.FORMAT})),
+        *("{}", "[]", "3", "{", json.dumps({"format": card_file.FORMAT})),
         json.dumps({**document(), "verdicts": [{}]}),
         json.dumps({**document(), "rows": [{"op": 3}]}),
         json.dumps({**document(), "machine": None}),
-        json.dumps(document()) + " " * card_check.MOST_BYTES,
+        json.dumps(document()) + " " * card_file.MOST_BYTES,
     ],
 )
 def test_a_file_that_is_none_of_ours(content: str, tmp_path: Path) -> None:
     file = tmp_path / "rocm_sd-selftest-gfx1100-2030-01-02.json"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError):
-        card_check.read(file)
+        card_file.read(file)
     assert "cannot be shown" in check_part.result(file)
 
 

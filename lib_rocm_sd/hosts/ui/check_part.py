@@ -17,7 +17,7 @@ from lib_rocm_sd import arch
 from lib_rocm_sd.hosts.ui.following import asking, follow, on
 from lib_rocm_sd.hosts.ui.speed_html import notice, status, text_of
 from lib_rocm_sd.hosts.ui.status import CHECK
-from lib_rocm_sd.lab import card_check
+from lib_rocm_sd.lab import card_check, card_file
 from lib_rocm_sd.lab.card_check import CardCheck
 from lib_rocm_sd.lab.speed_job import Busy, HostSide
 from lib_rocm_sd.lab.speed_text import MACHINE
@@ -69,7 +69,7 @@ class CheckView:
         """For a page that shows `token`; "" for one that shows nothing."""
         progress, running = self.check.progress(), self.check.running
         refused = card_check.refusal(self.side)
-        path = progress.path or card_check.newest(self.side.output_directory())
+        path = progress.path or card_file.newest(self.side.output_directory())
         fraction = 0.0
         if progress.state == "running" and progress.total:
             fraction = progress.done / progress.total
@@ -101,14 +101,14 @@ class CheckView:
 def result(path: Path) -> str:
     """What a file says, a link that saves it, where to send it, and what is in it."""
     try:
-        document = card_check.read(path)
+        document = card_file.read(path)
         data = base64.b64encode(path.read_bytes()).decode("ascii")
     except (OSError, ValueError) as error:
         return f"<p>{text_of(path.name)} cannot be shown: {text_of(error)}</p>"
     link = f'<a download="{text_of(path.name)}" href="data:application/json;base64,{data}">'
     return "\n".join(
         (
-            f'<p class="rocm-sd-check-said">{text_of(card_check.sentence(document))}</p>',
+            f'<p class="rocm-sd-check-said">{text_of(card_file.sentence(document))}</p>',
             f'<p class="rocm-sd-check-file">{link}Save {text_of(path.name)}</a></p>',
             f'<p>{SEND} {_where()}</p><p class="rocm-sd-speed-kept">It is kept in '
             f"{text_of(path.parent)}</p>",
@@ -154,7 +154,7 @@ def _facts(document: Mapping[str, Any]) -> str:
 
 def _counts(document: Mapping[str, Any]) -> str:
     """How many checks of each op passed."""
-    every = card_check.outcomes(document)
+    every = card_file.outcomes(document)
     passed = Counter(each.op for each in every if not each.reason)
     rows = "".join(
         f'<tr><th scope="row">{text_of(op)}</th><td>{passed[op]} of {count}</td></tr>'
@@ -165,7 +165,7 @@ def _counts(document: Mapping[str, Any]) -> str:
 
 
 def _failures(document: Mapping[str, Any]) -> str:
-    wrong = [each for each in card_check.outcomes(document) if each.reason]
+    wrong = [each for each in card_file.outcomes(document) if each.reason]
     items = [f"<li>{text_of(f'{each.name}: {each.reason}')}</li>" for each in wrong[:REASONS_SHOWN]]
     more = len(wrong) - REASONS_SHOWN
     if more > 0:
