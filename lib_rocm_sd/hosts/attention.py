@@ -76,7 +76,7 @@ def call_of(
     """
     if not others.keys() <= WITHOUT_EFFECT.keys():
         unknown = ", ".join(sorted(others.keys() - WITHOUT_EFFECT.keys()))
-        raise NotOursError(f"it is asked for with {unknown}, which is not known here")
+        raise NotOursError(f"it is called with {unknown}, which is not known here")
     if not skip_reshape:
         q, k, v = _apart(q, k, v, heads, enable_gqa)
     elif q.ndim == k.ndim == v.ndim == 4:
@@ -116,7 +116,8 @@ def _apart(
 
 def unclear(*tensors: torch.Tensor) -> NotOursError:
     """The refusal of shapes that no host's function says how to read."""
-    return NotOursError(f"q, k and v are {', '.join(str(tuple(t.shape)) for t in tensors)}")
+    shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+    return NotOursError(f"its inputs have shapes that we cannot read: q, k and v are {shapes}")
 
 
 def attend(
@@ -132,7 +133,7 @@ def attend(
     if unfit:
         raise NotOursError("; ".join(unfit))
     if q.dtype not in HALVES:
-        raise NotOursError(f"it is in {_name(q.dtype)}")
+        raise NotOursError(f"it is in {_name(q.dtype)}, and ours takes float16 and bfloat16")
     if is_transformed():
         raise NotOursError(TRANSFORMED)
     if engine.gate is None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lib_rocm_sd import report
-from lib_rocm_sd.hosts.comfyui import everywhere, unet
+from lib_rocm_sd.hosts.comfyui import everywhere, host, unet
 from lib_rocm_sd.hosts.comfyui.host import tally
 from tests.comfyui.play import Engine, play
 from tests.comfyui.unet_steps import model_of
@@ -42,11 +42,17 @@ def comfy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     forget()
     monkeypatch.syspath_prepend(str(DOUBLE))
     monkeypatch.setattr(report.report, "_events", {})
-    tally.clear()
+    _forget_counts()
     yield SimpleNamespace(**{key: importlib.import_module(n) for key, n in MODULES.items()})
     everywhere.end()
-    tally.clear()
+    _forget_counts()
     forget()
+
+
+def _forget_counts() -> None:
+    for counts in (tally, host.ours_before, host.left_before):
+        counts.clear()
+    report.report.begin()
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def test_without_a_card_it_is_comfyuis(comfy: Any) -> None:
 
 def test_float32_is_comfyuis(comfy: Any, card: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_attention, "HALVES", (torch.float16, torch.bfloat16))
-    assert handed() == ("it is in float32",)
+    assert handed() == ("it is in float32, and ours takes float16 and bfloat16",)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,11 @@ def test_what_the_status_says_of_blocks_is_told() -> None:
         "4 x a patch",
     ]
     assert matrix.of_blocks(STATUS) == told
+    counted = (
+        "attention: 0 of 2 calls ours\n  ComfyUI's own, 2 calls: a mask\n"
+        "Before it, since ComfyUI's start:\nVAE: 0 of 1 call ours\n  ComfyUI's own, 1 call: why"
+    )
+    assert matrix.told(counted) == ["attention: ComfyUI's own, 2 calls: a mask"]
 
 
 def test_rows_whose_nodes_are_not_there_are_left_out(tmp_path: Path) -> None:

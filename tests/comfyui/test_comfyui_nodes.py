@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
+from lib_rocm_sd.hosts.comfyui import everywhere, host, nodes, status
 from lib_rocm_sd.hosts.comfyui.attention import KEY
 from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.policy import LEVELS
@@ -57,8 +58,9 @@ def test_each_node_is_whole() -> None:
         assert isinstance(made.RETURN_TYPES, tuple)
         for inputs in made.INPUT_TYPES().values():
             for choices, *rows in inputs.values():
-                default = rows[0].get("default") if rows else None
+                default = rows[0].get("default")
                 assert not isinstance(choices, list) or default in choices
+                assert rows[0]["tooltip"]
 
 
 def test_the_levels_are_the_engines() -> None:
@@ -167,7 +169,7 @@ def test_a_library_that_cannot_be_imported_at_all_is_logged(
 
 
 def test_the_status_says_what_runs_and_why_not(comfy: Any) -> None:
-    (made,) = run("RocmSdModel", model=model_of(comfy))
+    (made,) = run("RocmSdModel", model=model_of(comfy), unet="Off")
     x = torch.zeros(1, 4, 32)
     made.model.apply_model(x, None, **made.model_options)
     made.model.apply_model(x, None, **made.model_options)
@@ -178,9 +180,47 @@ def test_the_status_says_what_runs_and_why_not(comfy: Any) -> None:
     assert said.splitlines()[0] == (
         "Not active: no supported GPU (this is the CPU); ComfyUI computes everything by itself."
     )
-    assert "ComfyUI's own: attention, 2 calls: no GPU: this is the CPU" in said
-    assert "Ours: VAE decode, 1 call" in said
+    assert said.splitlines()[2:6] == [
+        "The last workflow:",
+        "VAE decode: 1 of 1 call ours",
+        "attention: 0 of 2 calls ours",
+        "  ComfyUI's own, 2 calls: no GPU: this is the CPU",
+    ]
     assert "Event: left to ComfyUI's own code" not in said  # it would say no more
+
+
+@pytest.fixture
+def prompt(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """ComfyUI's server, which knows the workflow that runs."""
+    instance = SimpleNamespace(last_prompt_id="first")
+    server: Any = types.ModuleType("server")
+    server.PromptServer = SimpleNamespace(instance=instance)
+    monkeypatch.setitem(sys.modules, "server", server)
+    host.count_for_workflow()
+    return instance
+
+
+def test_the_status_tells_of_the_last_workflow_then_of_earlier_ones(
+    comfy: Any, prompt: SimpleNamespace
+) -> None:
+    assert status.text().endswith(status.NOTHING)
+    (made,) = run("RocmSdModel", model=model_of(comfy), unet="Off")
+    x = torch.zeros(1, 4, 32)
+    made.model.apply_model(x, None, **made.model_options)
+    tally.leave("UNet, transformer blocks", "another node changes them (attn1_patch)")
+    prompt.last_prompt_id = "second"
+    assert "Before it" not in status.text()  # nothing was computed since
+    for _ in range(2):
+        made.model.apply_model(x, None, **made.model_options)
+    last, before = status.text().split("\n\nBefore it, since ComfyUI's start:\n")
+    own = "ComfyUI's own, {}: no GPU: this is the CPU"
+    assert last.endswith(f"attention: 0 of 2 calls ours\n  {own.format('2 calls')}")
+    assert before.splitlines()[:4] == [
+        "attention: 0 of 1 call ours",
+        f"  {own.format('1 call')}",
+        "UNet, transformer blocks: 0 of 1 call ours",
+        "  ComfyUI's own, 1 call: another node changes them (attn1_patch)",
+    ]
 
 
 def test_the_status_while_a_kernel_is_tried_that_nobody_asked_for(

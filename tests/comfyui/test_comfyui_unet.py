@@ -126,7 +126,7 @@ def test_blocks_that_are_patched_within_are_comfyuis(model: Any, blocks: None, n
     own, changed = step(model), patched(model, **{name: PATCHES[name]})
     theirs = step(changed)
     assert near(step(with_ours(changed)), theirs) and not near(theirs, own)
-    assert left() == {f"UNet, transformer blocks: {name} of this model": 1}
+    assert left() == {f"UNet, transformer blocks: another node changes them ({name})": 1}
 
 
 @pytest.mark.parametrize("place", [("input", 1), ("input", 1, 1)], ids=["both", "one of two"])
@@ -143,7 +143,7 @@ def test_a_replaced_attention_is_anothers(model: Any, blocks: None, place: tuple
     theirs = step(changed)
     count = len(asked)
     assert near(step(with_ours(changed)), theirs) and asked[count:] == asked[:count]
-    assert "attn2 is replaced in this model" in next(iter(left()))
+    assert "another node replaces attention in some of them (attn2)" in next(iter(left()))
 
 
 def test_what_comes_between_blocks_works(model: Any, blocks: None) -> None:
@@ -321,4 +321,4 @@ def test_what_failed_is_tried_again_in_the_next_run(
 def test_the_status_tells_of_blocks(model: Any, blocks: None) -> None:
     step(with_ours(model))
     said = status.text()
-    assert "UNet, residual blocks: 5 of 5 are ours" in said and "Ours: UNet, 1 call" in said
+    assert "UNet, residual blocks: 5 of 5 are ours" in said and "UNet: 1 of 1 call ours" in said

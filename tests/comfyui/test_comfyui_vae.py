@@ -250,7 +250,7 @@ def test_float32_is_comfyuis(vae: Any, card: Engine, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(vaes, "HALVES", (torch.float16,))
     decoded = vae.decode(latent())
     assert torch.equal(vaes.with_ours(vae, wish()).decode(latent()), decoded)
-    assert "its weights are float32; with --fp16-vae it can be ours" in next(iter(left()))
+    assert "its weights are float32; start ComfyUI with --fp16-vae" in next(iter(left()))
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float16,)], ids=["half", "single"])

@@ -129,8 +129,8 @@ def test_without_a_card_the_nodes_change_nothing_and_say_why(
     said = made.texts["12"]
     assert said.startswith("Not active: no supported GPU (this is the CPU)")
     for part in ("attention", "UNet", "VAE decode", "VAE encode"):
-        assert f"ComfyUI's own: {part}, " in said
-    assert "Ours: " not in said
+        assert f"\n{part}: 0 of " in said
+    assert "Before it" not in said or said.count("VAE decode: 0 of 2 calls ours") == 2
 
 
 def test_the_speed_test_gives_its_result_and_says_what_did_not_run(installed: Server) -> None:
@@ -162,7 +162,7 @@ def test_the_start_option_changes_nothing_without_a_card(
     with running(checkout, python, tmp_path / "all", ROCM_SD_COMFYUI_ALL="1") as server:
         made = server.make(WITHOUT_NODES | STATUS)
     assert made.picture == without
-    assert "ComfyUI's own: attention, " in made.texts["12"]
+    assert "\nattention: 0 of " in made.texts["12"]
 
 
 def test_where_the_cpu_plays_the_card_all_of_it_is_ours(
@@ -176,12 +176,18 @@ def test_where_the_cpu_plays_the_card_all_of_it_is_ours(
         made = [server.make(with_nodes(*way)) for way in ways]
         own = server.make({**WITHOUT_NODES, "8": AGAIN}).picture
     assert own == without
-    assert "Ours: UNet, " not in made[1].texts["12"]
+    assert "UNet: " not in made[1].texts["12"]
     said = made[2].texts["12"]
-    for part in ("attention", "UNet", "VAE decode", "VAE encode"):
-        assert f"Ours: {part}, " in said
-    assert "UNet, transformer blocks: 7 of 7 are ours" in said
-    assert "ComfyUI's own: " not in said
+    last, before = said.split("Before it, since ComfyUI's start:")
+    for counts in (
+        "UNet: 2 of 2 calls ours",
+        "VAE decode: 2 of 2 calls",
+        "VAE encode: 1 of 1 call",
+    ):
+        assert f"\n{counts}" in last
+    assert "VAE decode: 4 of 4 calls ours" in before and "UNet: " not in before
+    assert "UNet, transformer blocks: 7 of 7 are ours" in last
+    assert "ComfyUI's own, " not in said
     for each in made:
         assert largest_difference(each.picture, without) <= 1
 
@@ -207,7 +213,7 @@ def test_cancel_amid_bands_ends_the_decode(checkout: Path, python: str, tmp_path
         after = server.make({"12": AGAIN}).texts["12"]
     (how,) = (what for kind, what in made.messages if kind == "execution_interrupted")
     assert how["node_type"] == "VAEDecode"
-    assert "ComfyUI's own: VAE decode" not in after
+    assert "ComfyUI's own, " not in after
 
 
 def largest_difference(one: bytes, other: bytes) -> int:

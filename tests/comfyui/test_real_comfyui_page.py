@@ -64,7 +64,7 @@ def test_nodes_say_on_the_page_what_runs_and_survive_a_reload(page: Any) -> None
     page.wait_for_function("(at) => document.querySelector(at).value.length > 0", arg=SAID)
     said = box.input_value()
     assert said.startswith("Not active: no supported GPU (this is the CPU)")
-    assert "ComfyUI's own: VAE decode, " in said
+    assert "VAE decode: 0 of 2 calls ours" in said
     sent = page.evaluate("async () => (await window.app.graphToPrompt()).output['12'].inputs")
     assert list(sent) == ["after"]
 

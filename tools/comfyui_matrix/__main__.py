@@ -32,7 +32,8 @@ from tools.comfyui_matrix.rows import FIRST, LAST, MOTION, ROWS, WITHOUT, Row, W
 from tools.comfyui_process import ROOT, FailedError, Made, Server, running
 from tools.comfyui_speed import PLAN_LIMIT_S, PYTORCH, pixels
 
-LEFT = "ComfyUI's own: "
+LEFT, BEFORE = "  ComfyUI's own, ", "Before it, "
+"""How the status begins why calls were ComfyUI's, and what earlier workflows did."""
 _COUNTS = re.compile(r"(\d+) of (\d+) are ours")
 SPLIT = "--use-split-cross-attention"
 PLAYED = ROOT / "tests" / "comfyui" / "inside" / "tiny_models"
@@ -99,7 +100,6 @@ class Tried:
 
     def __init__(self, server: Server, asked: argparse.Namespace) -> None:
         self._server, self._asked = server, asked
-        self._known: set[str] = set()
 
     def made(self, row: Row, way: Way) -> Made:
         asked = self._asked
@@ -118,16 +118,6 @@ class Tried:
             if not waited:
                 return
             self.made(row, WITHOUT)  # or the next one would be taken from ComfyUI's cache
-
-    def told(self, status: str) -> list[str]:
-        """What a status says of blocks, and what was left to ComfyUI since the last one."""
-        left = {line for line in status.splitlines() if line.startswith(LEFT)}
-        new, self._known = sorted(left - self._known), left
-        lines = of_blocks(status)
-        counts = [tuple(map(int, found)) for line in lines for found in _COUNTS.findall(line)]
-        if counts and all(ours == total for ours, total in counts):
-            lines = [f"all {sum(ours for ours, _ in counts)} blocks are ours"]
-        return [*lines, *new]
 
 
 @contextmanager
@@ -202,10 +192,24 @@ def judged(tried: Tried, row: Row, asked: argparse.Namespace, own: Any, other: A
                     verdict.wrong.append("after our nodes a picture without them has other bytes")
                 continue
             verdict.judge(way, differences(expected, pixels(made)))
-            verdict.blocks[way.name] = tried.told(made.texts.get("12", ""))
+            verdict.blocks[way.name] = told(made.texts.get("12", ""))
     except FailedError as error:
         verdict.wrong.append(f"failed: {str(error)[:600]}")
     return verdict
+
+
+def told(status: str) -> list[str]:
+    """What a status says of blocks, and what of the last workflow was left to ComfyUI."""
+    lines, left, part = of_blocks(status), [], ""
+    for line in status.partition(BEFORE)[0].splitlines():
+        if line.startswith(LEFT):
+            left.append(f"{part}: {line.strip()}")
+        elif not line.startswith(" "):
+            part = line.partition(":")[0]
+    counts = [tuple(map(int, found)) for line in lines for found in _COUNTS.findall(line)]
+    if counts and all(ours == total for ours, total in counts):
+        lines = [f"all {sum(ours for ours, _ in counts)} blocks are ours"]
+    return [*lines, *left]
 
 
 def of_blocks(status: str) -> list[str]:

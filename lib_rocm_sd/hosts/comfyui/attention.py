@@ -16,7 +16,7 @@ import torch
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.attention import attend, call_of
 from lib_rocm_sd.hosts.comfyui import host
-from lib_rocm_sd.hosts.comfyui.host import tally
+from lib_rocm_sd.hosts.comfyui.host import count_for_workflow, tally
 from lib_rocm_sd.modules.stand_in import is_compiling
 
 KEY = "optimized_attention_override"
@@ -38,6 +38,7 @@ class Override:
     def __call__(self, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return theirs(*args, **kwargs)
+        count_for_workflow()
         output = tally.attention(self._ours, args, kwargs)
         return theirs(*args, **kwargs) if output is None else output
 

@@ -1,12 +1,14 @@
 """What we use of ComfyUI, where nothing raises if a piece is missing; and what this process keeps:
-the engine's sessions, and a tally of what was ours and what was left to ComfyUI.
+the engine's sessions, and tallies of what was ours and what was left to ComfyUI.
 
-Read in Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/model_management.py, comfy/utils.py,
-and the hook of the progress bar in main.py.
+Read in Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/model_management.py, comfy/utils.py, the hook of
+the progress bar and `last_prompt_id` in main.py.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +27,11 @@ LEFT = "left to ComfyUI's own code: "
 
 log = console.Log("rocm_sd.comfyui")
 tally = Tally(f"{LEFT}{{what}}: {{why}}")
+"""What the last workflow did, of those that computed anything that is counted."""
+ours_before: Counter[str] = Counter()
+left_before: Counter[tuple[str, str]] = Counter()
+"""What earlier ones did, since ComfyUI's start."""
+_workflow: list[Any] = [None]
 _sessions: dict[str, Session] = {}
 
 
@@ -39,6 +46,20 @@ class Cancelled(Exception):  # noqa: N818 - nothing went wrong
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def count_for_workflow() -> None:
+    """Count anew where a workflow computes something for the first time. Called before anything is
+    computed that is counted.
+    """
+    server = getattr(sys.modules.get("server"), "PromptServer", None)
+    running = getattr(getattr(server, "instance", None), "last_prompt_id", None)
+    if running != _workflow[0]:
+        _workflow[0] = running
+        ours_before.update(tally.ours)
+        left_before.update(tally.left)
+        tally.clear()
+        report.begin()
 
 
 def device() -> torch.device:

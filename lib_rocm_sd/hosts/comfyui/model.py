@@ -15,7 +15,7 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
-from lib_rocm_sd.hosts.comfyui.host import UNET, session_of, tally
+from lib_rocm_sd.hosts.comfyui.host import UNET, count_for_workflow, session_of, tally
 from lib_rocm_sd.hosts.optional import attribute
 from lib_rocm_sd.hosts.ours import ATTENTION
 from lib_rocm_sd.modules.patches import named
@@ -33,6 +33,7 @@ def optimized(model: Any, level: str, attention: bool, unet: bool = False) -> An
 
     Another's override stays, with a reason. What fails gives the model as it came.
     """
+    count_for_workflow()
     try:
         made = _static(model) if unet else None
         if made is None:

@@ -16,6 +16,8 @@ CATEGORY = "ROCm SD"
 MODES = {"Auto": "auto", "Always banded": "banded"}
 """The choices, and what vae.policy calls them."""
 UNET_MODES = {"Off": False, "Auto": True}
+UNET = "Auto"
+"""What a node has at first, as in the WebUI. A saved workflow keeps the value that it has."""
 MOST_MIB = 1 << 20
 log = console.Log("rocm_sd.comfyui")
 Inputs = dict[str, dict[str, Any]]
@@ -34,7 +36,14 @@ class AnyType(str):
 
 ANY = AnyType("*")
 
-_LEVEL = (list(LEVELS), {"default": AUTO.name})
+_LEVEL = (
+    list(LEVELS),
+    {
+        "default": AUTO.name,
+        "tooltip": "Auto: likely the fastest within half of the free memory. Performance: the "
+        "fastest measured on your card. Memory: the least memory.",
+    },
+)
 
 
 class Node:
@@ -55,29 +64,44 @@ class OutputNode(Node):
 
 
 class RocmSdModel(Node):
-    """MODEL in, a clone out whose attention is ours, and its UNet's blocks where asked for.
+    """MODEL in, a clone out whose attention is ours, and its UNet's blocks unless they are off.
 
-    `unet` is optional, so that workflows of before it was there stay valid.
+    `unet` is optional, so that workflows from before it was there stay valid.
     """
 
     RETURN_TYPES = ("MODEL",)
     DESCRIPTION = (
-        "Attention of this model by ROCm SD's kernels, and the blocks of a UNet if asked for; "
-        "ComfyUI's own where they cannot."
+        "Runs this model's attention and UNet blocks on ROCm SD's kernels, and on ComfyUI's own "
+        "code where they cannot. Wire it between the checkpoint or LoRA loader and the sampler."
     )
 
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
         return {
             "required": {
-                "model": ("MODEL",),
+                "model": (
+                    "MODEL",
+                    {"tooltip": "From the checkpoint loader, or after the last LoRA."},
+                ),
                 "level": _LEVEL,
-                "attention": ("BOOLEAN", {"default": True}),
+                "attention": (
+                    "BOOLEAN",
+                    {"default": True, "tooltip": "Off: attention stays ComfyUI's own."},
+                ),
             },
-            "optional": {"unet": (list(UNET_MODES), {"default": "Off"})},
+            "optional": {
+                "unet": (
+                    list(UNET_MODES),
+                    {
+                        "default": UNET,
+                        "tooltip": "Auto: the UNet's blocks, where a sampling step spends most of "
+                        "its time (SD 1, SD 2, SDXL). Off: only attention.",
+                    },
+                )
+            },
         }
 
-    def run(self, model: Any, level: str, attention: bool, unet: str = "Off") -> tuple[Any]:
+    def run(self, model: Any, level: str, attention: bool, unet: str = UNET) -> tuple[Any]:
         try:
             from lib_rocm_sd.hosts.comfyui.model import optimized
 
@@ -91,18 +115,44 @@ class RocmSdVae(Node):
     """VAE in, a copy out whose decoder and encoder are ours."""
 
     RETURN_TYPES = ("VAE",)
-    DESCRIPTION = "This VAE by ROCm SD's program, whole or in exact bands; ComfyUI's own elsewhere."
+    DESCRIPTION = (
+        "Runs this VAE on ROCm SD's kernels, whole or in exact bands, and on ComfyUI's own code "
+        "where they cannot. Wire it between the VAE's loader and VAE Decode or VAE Encode. Start "
+        "ComfyUI with --fp16-vae: a VAE that ComfyUI keeps in float32 stays its own."
+    )
 
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
         return {
             "required": {
-                "vae": ("VAE",),
+                "vae": ("VAE", {"tooltip": "From the checkpoint's or the VAE's loader."}),
                 "level": _LEVEL,
-                "mode": (list(MODES), {"default": "Auto"}),
-                "budget_mib": ("INT", {"default": 0, "min": 0, "max": MOST_MIB}),
-                "decode": ("BOOLEAN", {"default": True}),
-                "encode": ("BOOLEAN", {"default": True}),
+                "mode": (
+                    list(MODES),
+                    {
+                        "default": "Auto",
+                        "tooltip": "Auto: whole if it fits into memory, else in bands. Always "
+                        "banded: strips of rows, one after another; less memory, no seams.",
+                    },
+                ),
+                "budget_mib": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": MOST_MIB,
+                        "tooltip": "GPU memory that a decode or encode keeps to, in MiB. 0: as "
+                        "the level says.",
+                    },
+                ),
+                "decode": (
+                    "BOOLEAN",
+                    {"default": True, "tooltip": "Off: decoding stays ComfyUI's own."},
+                ),
+                "encode": (
+                    "BOOLEAN",
+                    {"default": True, "tooltip": "Off: encoding stays ComfyUI's own."},
+                ),
             }
         }
 
@@ -123,14 +173,15 @@ class RocmSdVae(Node):
 
 
 class RocmSdStatus(OutputNode):
-    """What runs and why not, as text. `after`: what is to be done before it is asked."""
+    """What the last workflow ran and why not more, as text. `after`: what is to be done first."""
 
     RETURN_TYPES = ("STRING",)
-    DESCRIPTION = "What ROCm SD computes in this ComfyUI, and why not the rest."
+    DESCRIPTION = "Says what ROCm SD computed in this workflow, and why not the rest."
 
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
-        return {"required": {}, "optional": {"after": (ANY, {})}}
+        tooltip = "Anything that has to be done first: connect the image."
+        return {"required": {}, "optional": {"after": (ANY, {"tooltip": tooltip})}}
 
     def run(self, after: Any = None) -> dict[str, Any]:
         try:
@@ -147,13 +198,27 @@ class RocmSdSpeedTest(OutputNode):
 
     RETURN_TYPES = ("IMAGE", "STRING", "STRING")
     RETURN_NAMES = ("plot", "json", "markdown")
-    DESCRIPTION = "How fast ROCm SD is on this card, beside ComfyUI's own and other methods."
+    DESCRIPTION = (
+        "Measures ROCm SD on this card, beside ComfyUI's own code and other methods. Takes minutes."
+    )
 
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
         return {
-            "required": {"preset": (["quick", "standard"], {"default": "quick"}), "level": _LEVEL},
-            "optional": {"model": ("MODEL",), "vae": ("VAE",)},
+            "required": {
+                "preset": (
+                    ["quick", "standard"],
+                    {
+                        "default": "quick",
+                        "tooltip": "standard: more sizes and more repetitions; takes longer.",
+                    },
+                ),
+                "level": _LEVEL,
+            },
+            "optional": {
+                "model": ("MODEL", {"tooltip": "Connected: a sampling step is measured, too."}),
+                "vae": ("VAE", {"tooltip": "Connected: its decoder is measured, too."}),
+            },
         }
 
     def run(self, preset: str, level: str, model: Any = None, vae: Any = None) -> dict[str, Any]:

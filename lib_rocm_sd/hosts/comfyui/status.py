@@ -1,6 +1,9 @@
-"""What runs in this ComfyUI, and why nothing faster does, as text."""
+"""What the last workflow ran, and why nothing faster did, as text."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
 
 import torch
 
@@ -15,10 +18,14 @@ from lib_rocm_sd.hosts.ui.status import StatusRow, counted, of_blocks, rows_of
 from lib_rocm_sd.report import report
 
 OTHERWISE = "ComfyUI computes everything by itself"
+NOTHING = (
+    "Nothing has come through ROCm SD's nodes yet. Put 'ROCm SD Optimization' between the "
+    "checkpoint's loader and the sampler, and 'ROCm SD VAE' before VAE Decode."
+)
 
 
 def text() -> str:
-    """For people; never raises. What was counted is since ComfyUI's start."""
+    """For people; never raises. What the last workflow did, then the rest."""
     try:
         return "\n".join(_lines())
     except Exception as error:
@@ -35,21 +42,46 @@ def _lines() -> list[str]:
         lines.append(f"Kernels are being tested ({tried.done} of {tried.total}).")
     if why and not engine.usable(device):
         lines.append(f"The VAE is ComfyUI's own: {why[0]}.")
-    for rows in rows_of(report.snapshot()).values():
-        for row in rows:
-            lines += _said(row, "not ")
-    for of in unet.rows():
-        lines += _said(of_blocks(of.kind, of.total, of.ours, {**of.left, **of.partly}))
-    lines += [f"Ours: {what}, {counted(count, 'call')}" for what, count in tally.ours.items()]
-    lines += [
-        f"ComfyUI's own: {what}, {counted(count, 'call')}: {reason}"
-        for (what, reason), count in tally.left.most_common()
-    ]
+    last = [*_counted(tally.ours, tally.left, _blocks()), *_kernels()]
+    lines += ["", "The last workflow:", *last] if last else ["", NOTHING]
+    before = _counted(host.ours_before, host.left_before)
+    if before:
+        lines += ["", "Before it, since ComfyUI's start:", *before]
     if cache.unwritten():
         lines.append(f"The next start compiles the kernels again: {cache.unwritten()}.")
     events = report.snapshot()["events"]
     lines += [f"Event: {message}" for message in events if not message.startswith(LEFT)]
     return lines
+
+
+def _counted(
+    ours: Counter[str], left: Counter[tuple[str, str]], blocks: Iterable[StatusRow] = ()
+) -> list[str]:
+    """A line for each part of a model, and beneath it why calls were ComfyUI's."""
+    rows, lines = {row.operation: row for row in blocks}, []
+    for part in dict.fromkeys([*ours, *rows, *(what for what, _ in left)]):
+        why = {reason: count for (what, reason), count in left.most_common() if what == part}
+        total = ours[part] + sum(why.values())
+        if part in rows:
+            lines += _said(rows[part])
+        else:
+            lines.append(f"{part}: {ours[part]} of {counted(total, 'call')} ours")
+        lines += [
+            f"  ComfyUI's own, {counted(count, 'call')}: {reason}" for reason, count in why.items()
+        ]
+    return lines
+
+
+def _blocks() -> list[StatusRow]:
+    """Of the UNet whose blocks were ours in the last workflow, if they were."""
+    rows = unet.rows() if tally.ours[host.UNET] else ()
+    return [of_blocks(of.kind, of.total, of.ours, {**of.left, **of.partly}) for of in rows]
+
+
+def _kernels() -> list[str]:
+    """What ran, with what kept out faster ways."""
+    every = rows_of(report.snapshot()).values()
+    return [line for rows in every for row in rows for line in _said(row, "not ")]
 
 
 def _headline(device: torch.device) -> str:

@@ -64,6 +64,7 @@ class ModelCall:
         return self
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        host.count_for_workflow()
         try:
             blocks = self._begun(executor.class_obj, args, kwargs)
         except Exception as error:
@@ -148,10 +149,11 @@ class Blocks:
         self.attends = "" if isinstance(options.get(KEY), Override) else "attention is ComfyUI's"
         patches = unet_ldm.patches_of(options)
         if patches:
-            tally.leave(BLOCKS, f"{', '.join(patches)} of this model")
+            tally.leave(BLOCKS, f"another node changes them ({', '.join(patches)})")
         replaced = [k for k in unet_ldm.REPLACED if options.get("patches_replace", {}).get(k)]
         if replaced:
-            tally.leave(BLOCKS, f"where {', '.join(replaced)} is replaced in this model")
+            why = f"another node replaces attention in some of them ({', '.join(replaced)})"
+            tally.leave(BLOCKS, why)
 
     @contextmanager
     def serving(self) -> Iterator[None]:

@@ -90,13 +90,14 @@ class Coder(VaeStandIn):
             why = brief(self.program.refresh())
         if not why and dtype not in HALVES:
             name = str(dtype).removeprefix("torch.")
-            why = [f"its weights are {name}; with --fp16-vae it can be ours, and does not overflow"]
+            fp16 = "start ComfyUI with --fp16-vae, in which ours does not overflow"
+            why = [f"its weights are {name}; {fp16}"]
         return "; ".join(why or usable(device))
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         image = args[0]
         if not isinstance(image, torch.Tensor) or image.ndim != 4:
-            return "it is not given one (N, C, H, W)"
+            return "it is not given pictures, (N, C, H, W), but perhaps a video"
         weight = next(self.module.parameters())
         return super().refusal(image) or self.unfit(weight.dtype, image.device)
 
@@ -149,6 +150,7 @@ class FirstStage:
 
     def _by(self, role: str, theirs: Any, *args: Any, **kwargs: Any) -> Any:
         with _lock:
+            host.count_for_workflow()
             coder = coder_of(self.rocm_sd_model, role, self.rocm_sd_wish)
             if coder is None:
                 return theirs(*args, **kwargs)
@@ -198,6 +200,7 @@ def with_ours(vae: Any, wish: NodeWish) -> Any:
 
     What fails gives the VAE as it came, with a reason.
     """
+    host.count_for_workflow()
     try:
         model = given(getattr(vae, "first_stage_model", None))
         if not isinstance(model, nn.Module):

@@ -98,7 +98,8 @@ def test_weights_in_float32_are_forges(forge: Any, gpu: FakeGpu) -> None:
     assert f"left to the WebUI: {calls} calls" in result.info
     assert "with --vae-in-fp16 it can be ours" in result.comments
     events = webui.library("report").snapshot()["events"]
-    assert "a call was left to the WebUI's own attention: it is in float32" in events
+    left = "a call was left to the WebUI's own attention: it is in float32"
+    assert any(event.startswith(left) for event in events)
 
 
 def test_an_error_of_ours_costs_no_picture(forge: Any, gpu: FakeGpu, monkeypatch: Any) -> None:
