@@ -200,30 +200,29 @@ class Painter(Client):
         told: list[dict[str, Any]] = self.status()["several"]["cards"]
         return told
 
-    def amid(self, case: Case, alone: Shot, do: Callable[[], object]) -> Shot:
-        """A picture amid which something is done."""
-        timer = threading.Timer(AMID * alone.picture_s, do)
-        timer.start()
-        try:
-            return self.shot(case, SEVERAL)
-        finally:
-            timer.join()
-
-    def faults(self, case: Case, alone: list[Shot]) -> None:
+    def faults(self, case: Case, alone: list[Shot], numbers: str) -> None:
         """What can go wrong with another card, one after the other."""
-        expected = alone[0].pixels
+        expected, args = alone[0].pixels, [*SEVERAL, numbers]
+
+        def amid(do: Callable[[], object]) -> Shot:
+            timer = threading.Timer(AMID * alone[0].picture_s, do)
+            timer.start()
+            try:
+                return self.shot(case, args)
+            finally:
+                timer.join()
 
         def after(name: str, first: list[Shot], count: int) -> None:
-            shots = [*first, *(self.shot(case, SEVERAL) for _ in range(count))]
+            shots = [*first, *(self.shot(case, args) for _ in range(count))]
             self.add(case.name, name, shots, expected)
 
         pid = self.cards()[0]["pid"]
         if pid is None:
             print("the other card is not there", self.cards(), sep=" | ")
             return
-        after("killed", [self.amid(case, alone[0], lambda: os.kill(pid, signal.SIGKILL))], 6)
+        after("killed", [amid(lambda: os.kill(pid, signal.SIGKILL))], 6)
         with suppress(RuntimeError):  # an interrupted picture is another one
-            self.amid(case, alone[0], lambda: self.ask("sdapi/v1/interrupt", {}))
+            amid(lambda: self.ask("sdapi/v1/interrupt", {}))
         after("after an interrupt", [], 2)
         with Elsewhere(self.cards()[0]["device"], BUSY):
             after("the other is busy", [], 8)
@@ -232,7 +231,7 @@ class Painter(Client):
         one = self.shot(wider, ALONE)
         after("back from one card", [], 7)
         with Elsewhere(self.cards()[0]["device"], FULL):
-            shots = [self.shot(wider, SEVERAL) for _ in range(4)]
+            shots = [self.shot(wider, args) for _ in range(4)]
             self.add(f"{case.name}, wider", "the other is full", shots, one.pixels)
         after("no longer full", [], 4)
         pid = self.cards()[0]["pid"]
@@ -292,7 +291,7 @@ def run(asked: argparse.Namespace, folder: Path) -> bool:
             for numbers in asked.cards.split(";"):
                 painter.compared(case, alone, numbers)
             if asked.faults and case is cases[-1]:
-                painter.faults(case, alone)
+                painter.faults(case, alone, numbers)
         return painter.is_right
 
 

@@ -8,6 +8,8 @@ What cannot be said so, or was changed by somebody, is a reason why there is no 
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -59,24 +61,33 @@ class Manner:
     switches: Mapping[str, Any]
 
 
+def never(function: Any) -> bool:
+    """`idle` of `read` where nobody's function is known to be."""
+    return False
+
+
 def read(
-    module: nn.Module, hosts_own: Sequence[str] = (), name: str = "the UNet"
+    module: nn.Module,
+    hosts_own: Sequence[str] = (),
+    name: str = "the UNet",
+    idle: Callable[[Any], bool] = never,
 ) -> tuple[Blueprint | None, list[str]]:
     """The blueprint of `module`, or the reasons why there is none. `name`: what they call it.
 
     `hosts_own`: Python modules of the host whose forwards, put into classes, and whose globals
-    compute what the classes' own do.
+    compute what the classes' own do. `idle(function)`: whether what somebody has put in torch.cat's
+    place passes on all that it is given, for now.
     """
     family = type(module).__module__.partition(".")[0]
     if family not in FAMILIES:
         return None, [f"{name} is of {family or 'an unknown kind'}, of which there is no copy"]
-    reasons = dict.fromkeys(_global_reasons(module, family, hosts_own))
+    reasons = dict.fromkeys(_global_reasons(module, family, hosts_own, idle))
     rows: list[Row] = []
     for path, part in module.named_modules():
         where = path or name
         reasons |= dict.fromkeys(_reasons(where, part, part is module, family, hosts_own))
         try:
-            rows.append(_row(path, part))
+            rows.append(_row(path, part, hosts_own))
         except ValueError as error:
             reasons[f"{where}: {error}"] = None
     if reasons:
@@ -99,7 +110,7 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"a {type(value).__name__}")
 
 
-def _row(path: str, module: nn.Module) -> Row:
+def _row(path: str, module: nn.Module, hosts_own: Sequence[str]) -> Row:
     cls = type(module)
     attributes = {}
     for name, value in vars(module).items():
@@ -109,7 +120,8 @@ def _row(path: str, module: nn.Module) -> Row:
         try:
             attributes[name] = _plain(value)
         except ValueError as error:
-            raise ValueError(f"its {name} is {error}") from None
+            if path or _is_mentioned(name, cls, hosts_own):
+                raise ValueError(f"its {name} is {error}") from None
     return {
         "path": path,
         "class": [cls.__module__, cls.__qualname__],
@@ -118,6 +130,21 @@ def _row(path: str, module: nn.Module) -> Row:
         "parameters": {name: _shape(tensor) for name, tensor in module._parameters.items()},
         "buffers": {name: _shape(tensor) for name, tensor in module._buffers.items()},
     }
+
+
+def _is_mentioned(name: str, cls: type, hosts_own: Sequence[str]) -> bool:
+    """Whether an attribute's name is in the files that this class's forward is from. Else it is
+    somebody's note: sd-webui-controlnet leaves `cond_mark` on a UNet (hook.py).
+    """
+    homes = {base.__module__ for base in cls.__mro__ if base not in (nn.Module, object)}
+    for home in {*homes, *hosts_own} & {*sys.modules}:
+        try:
+            source = inspect.getsource(sys.modules[home])
+        except (OSError, TypeError):
+            return True
+        if re.search(rf"\b{re.escape(name)}\b", source):
+            return True
+    return False
 
 
 def _shape(tensor: torch.Tensor | None) -> Any:
@@ -162,21 +189,33 @@ def _class_reasons(cls: type, hosts_own: Sequence[str]) -> Iterator[str]:
             yield f"{cls.__name__}.{key} has been replaced by {source or 'somebody'}"
 
 
-def _global_reasons(unet: nn.Module, family: str, hosts_own: Sequence[str]) -> Iterator[str]:
-    """Who has put something else into the Python module of the UNet's class (FreeU does)."""
-    home = sys.modules.get(type(unet).__module__)
+def _global_reasons(
+    unet: nn.Module, family: str, hosts_own: Sequence[str], idle: Callable[[Any], bool]
+) -> Iterator[str]:
+    """Who has put something else into the Python module of the UNet's class."""
+    home = type(unet).__module__
     for name in _GLOBALS:
-        value = getattr(home, name, None)
+        value = getattr(sys.modules.get(home), name, None)
         if value is None or value is torch:
             continue
-        source = value if callable(value) else type(value)
-        where = str(getattr(source, "__module__", ""))
-        cat = getattr(type(value), "cat", None)
-        changed = "cat" in getattr(value, "__dict__", ())
-        of_cat = str(getattr(cat, "__module__", where))
-        expected = all(w in hosts_own or w.partition(".")[0] == family for w in (where, of_cat))
-        if not expected or changed:
-            yield f"{name} of {type(unet).__module__} has been replaced by {where or 'somebody'}"
+        where = home_of(value if callable(value) else type(value))
+        of_cat = home_of(getattr(type(value), "cat", None), where)
+        if not all(w in hosts_own or w.partition(".")[0] == family for w in (where, of_cat)):
+            yield f"{name} of {home} has been replaced by {where or 'somebody'}"
+        cat = _cat_of(value)
+        if cat is not None and not idle(cat):
+            by = home_of(getattr(cat, "func", cat)) or "somebody"
+            yield f"torch.cat of {home} has been replaced by {by}"
+
+
+def home_of(function: Any, default: str = "") -> str:
+    """The Python module that it is from."""
+    return str(getattr(function, "__module__", default))
+
+
+def _cat_of(value: Any) -> Any:
+    """What somebody has put in torch.cat's place, into the host's stand-in for torch (FreeU)."""
+    return None if isinstance(value, ModuleType) else getattr(value, "__dict__", {}).get("cat")
 
 
 def _packages(unet: nn.Module) -> dict[str, list[str]]:
@@ -311,7 +350,7 @@ Fact = tuple[int, int | None, int]
 class Subject:
     """A module that is to be computed on several cards, looked at before each call.
 
-    `hosts_own`: see `read`. `part`: UNET or DECODER.
+    `hosts_own`, `idle`: see `read`. `part`: UNET or DECODER.
     """
 
     def __init__(
@@ -320,9 +359,10 @@ class Subject:
         manner: Callable[[], Manner],
         hosts_own: Sequence[str] = (),
         part: str = UNET,
+        idle: Callable[[Any], bool] = never,
     ) -> None:
         self.module, self.part = module, part
-        self._manner, self._hosts_own = manner, hosts_own
+        self._manner, self._hosts_own, self._idle = manner, hosts_own, idle
         self.reasons: list[str] = []
         """Why there can be no copy of it now."""
         self.facts: list[Fact] = []
@@ -385,7 +425,7 @@ class Subject:
         self.leaves = [m for m in modules if m._parameters.get("weight") is not None]
         self._slots = _slots(self.module)
         self._read_kinds = self._kinds()
-        blueprint, self.reasons = read(self.module, self._hosts_own, f"the {self.part}")
+        blueprint, self.reasons = read(self.module, self._hosts_own, f"the {self.part}", self._idle)
         if any(version_of(tensor) is None for tensor in self.tensors()):
             self.reasons.append("its weights were made in inference mode")
         if blueprint != self._blueprint:  # else the old one stays: it is known by identity
@@ -399,4 +439,6 @@ class Subject:
     def _surroundings(self) -> tuple[Hashable, ...]:
         """What the module's own forward names beside those within."""
         home = sys.modules.get(type(self.module).__module__)
-        return tuple(id(getattr(home, name, None)) for name in ("th", "timestep_embedding"))
+        named = [getattr(home, name, None) for name in _GLOBALS]
+        cats = [cat for cat in map(_cat_of, named) if cat is not None]
+        return (*map(id, [*named, *cats]), *map(self._idle, cats))

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -220,6 +221,19 @@ def cut(unet: Any) -> str:
     return "th of ldm.modules.diffusionmodules.openaimodel has been replaced by free_u"
 
 
+def caught(unet: Any) -> str:
+    """As sd-webui-freeu does, into the host's own stand-in for torch."""
+    home = sys.modules[type(unet).__module__]
+    th = type("Theirs", (), {"__module__": home.__name__})()
+    th.cat = partial(passed_on)
+    vars(home).update(th=th)
+    return "torch.cat of ldm.modules.diffusionmodules.openaimodel has been replaced by test_team"
+
+
+def passed_on(tensors: Any, dim: int = 0) -> torch.Tensor:
+    return torch.cat(tensors, dim)
+
+
 def in_float8(unet: Any) -> str:
     unet.out[2].to(torch.float8_e4m3fn)
     return "out.2: its weights are float8_e4m3fn"
@@ -232,11 +246,14 @@ def classed(unet: Any) -> str:
 
 
 def held(unet: Any) -> str:
-    unet.extra = object()
-    return "the UNet: its extra is a object"
+    unet.context_dim = object()
+    return "the UNet: its context_dim is a object"
 
 
-@pytest.mark.parametrize("change", [hooked, replaced, reclassed, cut, in_float8, classed, held])
+CHANGES = (hooked, replaced, reclassed, cut, caught, in_float8, classed, held)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_others_have_done(team: Teams, monkeypatch: Any, change: Any) -> None:
     """Whoever has changed what the UNet computes has all of it."""
     home = sys.modules[type(team.unet).__module__]
@@ -256,6 +273,24 @@ def test_what_others_have_done(team: Teams, monkeypatch: Any, change: Any) -> No
     assert team.team.why.startswith(expected)
     assert len(theirs[-1]["x"]) == 2
     assert len(theirs) == 1 + (change is in_float8)  # a part was begun when weights were looked at
+
+
+def test_notes_and_what_passes_on_are_no_reason(team: Teams, monkeypatch: Any) -> None:
+    """ControlNet leaves a tensor on the UNet, FreeU a function that does nothing until it is
+    enabled; then one card computes.
+    """
+    home = sys.modules[type(team.unet).__module__]
+    monkeypatch.setattr(home, "th", home.th)
+    enabled: list[bool] = []
+    team.subject._idle = lambda cat: cat.func is passed_on and not enabled
+    caught(team.unet)
+    team.unet.cond_mark = torch.zeros(2, 1, 1, 1)
+    team.divided()
+    enabled.append(True)
+    team.unet(**inputs())
+    assert team.team.why.startswith("torch.cat of ldm")
+    enabled.clear()
+    team.divided()
 
 
 def test_dilation(team: Teams) -> None:

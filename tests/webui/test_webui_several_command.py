@@ -60,7 +60,7 @@ def test_each_picture_counts_from_the_first_on(tmp_path: Path, apart: int, right
 def test_nobody_is_killed_where_there_is_no_process(tmp_path: Path, capsys: Any) -> None:
     played = Played(tmp_path, [])
     alone = [Shot(np.zeros((1, 2, 2, 3), np.int16), 20.0, 1.0, 30.0, "one card", "", False, ())]
-    played.faults(Case.of("512"), alone)
+    played.faults(Case.of("512"), alone, "")
     assert "the other card is not there" in capsys.readouterr().out and not played.rows
 
 

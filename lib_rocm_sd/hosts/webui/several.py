@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.cards.blueprint import DECODER, Manner, Subject
+from lib_rocm_sd.cards.blueprint import DECODER, Manner, Subject, home_of
 from lib_rocm_sd.cards.decoding import SeveralProgram
 from lib_rocm_sd.cards.devices import chosen
 from lib_rocm_sd.cards.replica import Replica
@@ -176,7 +176,7 @@ class SeveralSession:
         held = self._stand_in
         if held is None or held.module is not unet:
             self._take_out()
-            subject = Subject(unet, _manner, HOSTS_OWN)
+            subject = Subject(unet, _manner, HOSTS_OWN, idle=_is_idle)
             held = SeveralStandIn(subject, team, _obstacle, WebUIHook().ready)
             self._stand_in = held
         other = held.put_in()
@@ -277,6 +277,18 @@ def _obstacle() -> str:
     if host.attribute("modules.sd_unet", "current_unet") is not None:
         return "the SD Unet in Settings > Stable Diffusion runs the steps"
     return ""
+
+
+def _is_idle(cat: Any) -> bool:
+    """Whether it passes on what it is given: sd-webui-freeu is in torch.cat's place for good, and
+    does nothing where it is not enabled (lib_free_u/unet.py).
+    """
+    if home_of(getattr(cat, "func", None)) != "lib_free_u.unet":
+        return False
+    if home_of(cat.keywords.get("original_function")) not in HOSTS_OWN:
+        return False
+    state = host.attribute("lib_free_u.global_state", "instance")
+    return getattr(state, "enable", True) is False
 
 
 def _said(*texts: str) -> tuple[str, ...]:
