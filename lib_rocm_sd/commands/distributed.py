@@ -34,7 +34,7 @@ from lib_rocm_sd.hosts.diffusers.ranks import vae_bands
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import patched_vae
 from lib_rocm_sd.lab import models
-from lib_rocm_sd.lab.rows import say, write_json
+from lib_rocm_sd.lab.rows import Columns, Result, Row, say, spread
 
 SESSION = DEFAULT.patiently()
 BLOCKS, EAGER = "our blocks", "eager"
@@ -47,43 +47,27 @@ ERROR = 0.02
 NOT_SPLIT = "not split: too few rows"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One test; ms are medians of `runs`, p10 and p90 those of all ranks together.
+COLUMNS = Columns(
+    "test case way ranks runs one_ms ms=median p10_ms=p10 p90_ms=p90 sent_mib exchanges equal "
+    "error told=note"
+)
+"""`one_ms`: one rank alone, the others idle; null where there is nothing of the kind. `sent_mib`,
+`exchanges`: of rank 0, for one call. `error`: the largest difference to one rank's result over its
+largest value; `equal`: they are the same bits.
+"""
 
-    `one_ms`: one rank alone, the others idle; NaN where there is nothing of the kind. `sent_mib`,
-    `exchanges`: of rank 0, for one call. `error`: the largest difference to one rank's result over
-    its largest value; `equal`: they are the same bits.
-    """
 
-    test: str
-    case: str
-    way: str
-    ranks: int
-    runs: int
-    one_ms: float
-    ms: float
-    p10_ms: float
-    p90_ms: float
-    sent_mib: float
-    exchanges: float
-    equal: bool | None
-    error: float
-    told: str = ""
-
-    @property
-    def speedup(self) -> float:
-        return self.one_ms / self.ms
-
-    def __str__(self) -> str:
-        beside = ""
-        if not math.isnan(self.one_ms):
-            same = "same bits" if self.equal else f"differs by {self.error:.1e}"
-            beside = f", alone {self.one_ms:.3f} ms: {self.speedup:.2f} times; {same}"
-        rate = self.sent_mib * 2**20 / self.ms / 1e6
-        sent = f"{self.sent_mib:.2f} MiB sent in {self.exchanges:.0f} exchanges, {rate:.2f} GB/s"
-        name = ", ".join(filter(None, (self.test, self.case, self.way, self.told)))
-        return f"{name}: {self.ms:.3f} ms{beside}, {sent}"
+def _line(row: Row) -> str:
+    """A test in words."""
+    beside = ""
+    if not math.isnan(row.one_ms):
+        same = "same bits" if row.equal else f"differs by {row.error:.1e}"
+        times = row.one_ms / row.median
+        beside = f", alone {row.one_ms:.3f} ms: {times:.2f} times; {same}"
+    rate = row.sent_mib * 2**20 / row.median / 1e6
+    sent = f"{row.sent_mib:.2f} MiB sent in {row.exchanges:.0f} exchanges, {rate:.2f} GB/s"
+    name = ", ".join(filter(None, (row.test, row.case, row.way, row.note)))
+    return f"{name}: {row.median:.3f} ms{beside}, {sent}"
 
 
 @dataclass(frozen=True)
@@ -136,20 +120,16 @@ def _measure(group: Group, args: argparse.Namespace, machine: dict[str, Any]) ->
         "members": [asdict(member) for member in group.members],
         "timing": "perf_counter between two waits for the device, the slowest rank",
     }
-    rows: list[Row] = []
+    result = Result(COLUMNS, facts, args.json if group.rank == 0 else None)
     for row in Ranks(group, SMALL if small else FULL, runs).rows():
-        rows.append(row)
+        result.rows.append(row)
         if group.rank == 0:
-            say(str(row))
-            if args.json:
-                finite = [
-                    {key: None if value != value else value for key, value in asdict(each).items()}
-                    for each in rows
-                ]
-                write_json(args.json, {"machine": facts, "rows": finite})
-    wrong = [row for row in rows if row.error > ERROR]
+            say(_line(row))
+            result.write()
+    wrong = [row for row in result.rows if row.error > ERROR]
     if group.rank == 0:
-        print("\n".join([f"{len(group.members)} ranks: {group.members[0]} ..", *map(str, rows)]))
+        heading = f"{len(group.members)} ranks: {group.members[0]} .."
+        print("\n".join([heading, *map(_line, result.rows)]))
         for row in wrong:
             print(f"bench: wrong: {row.test}, {row.case}, {row.way}", file=sys.stderr)
     return int(bool(wrong))
@@ -295,16 +275,22 @@ class Ranks:
         wanted: torch.Tensor | None = None,
         told: str = "",
     ) -> Row:
-        times = sorted(timing.times_ms)
         equal, error = None, math.nan
         if wanted is not None:
             equal = torch.equal(timing.result, wanted)
             gap = (timing.result.float() - wanted.float()).abs().max()
             error = float(gap / wanted.abs().max())
-        tenth = len(times) // 10
-        spread = (statistics.median(times), times[tenth], times[-1 - tenth])
-        about = (test, case, way, self.group.size, len(times), one_ms, *spread)
-        return Row(*about, timing.sent_bytes / 2**20, timing.exchanges, equal, error, told)
+        return Row(
+            *(test, case, way),
+            **spread(timing.times_ms),
+            error=error,
+            note=told,
+            ranks=self.group.size,
+            one_ms=one_ms,
+            sent_mib=timing.sent_bytes / 2**20,
+            exchanges=timing.exchanges,
+            equal=equal,
+        )
 
 
 def _step(unet: models.Unet, side: int, pictures: int = 1) -> Callable[[], torch.Tensor]:

@@ -76,6 +76,12 @@ class Row:
     plan: str = ""
     ran: str = ""  # of ours, the variants of each op
     told: tuple[str, ...] = ()  # what ran, and what was not ours
+    # of several ranks, beside one of them alone
+    ranks: int = 0
+    one_ms: float = NAN
+    sent_mib: float = NAN
+    exchanges: float = NAN
+    equal: bool | None = None  # to what one rank makes, to the bit
 
 
 def spread(times: Sequence[float], scale: float = 1.0) -> dict[str, Any]:
