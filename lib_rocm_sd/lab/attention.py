@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.checks import UsageError
-from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.measure import input_sets, queued, timed
 from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 from lib_rocm_sd.lab import svg, timing
@@ -89,21 +88,20 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
 def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
     """Raises UsageError where no case or no variant is left."""
     row_s = QUICK_ROW_S if args.quick else ROW_S
-    effort = AttentionEffort(setting.runs, row_s, args.configs, tuple(args.variant or ()))
-    device, info, launch, _ = setting
-    chosen = problems(args, device)
+    effort = AttentionEffort(setting, row_s, args.configs, tuple(args.variant or ()))
+    chosen = problems(args, setting.device)
     if not any(effort.wants(variant.name) for variant in ALL):
         names = ", ".join(variant.name for variant in ALL)
         words = " or ".join(args.variant)
         raise UsageError(f"--variant: none of {names} has {words} in its name")
-    besides = CASE_FLOPS["cuda" if device.type == "cuda" else "cpu"]
+    besides = CASE_FLOPS["cuda" if setting.device.type == "cuda" else "cpu"]
 
     def rows() -> Iterator[Row]:
-        _compile(chosen, info, launch, effort)
+        _compile(chosen, effort)
         progress = Countdown([besides + problem.flops for _, problem in chosen])
         for label, problem in chosen:
             progress.next(f"{label}: {problem}")
-            yield from measure(label, problem, device, info, launch, effort)
+            yield from measure(label, problem, effort)
 
     return rows()
 
@@ -130,13 +128,13 @@ def problems(args: argparse.Namespace, device: torch.device) -> Problems:
 
 @dataclass(frozen=True)
 class AttentionEffort:
-    """`runs`: most timed calls of a row; fewer where they take more than `row_s` together.
+    """`setting.runs`: most timed calls of a row; fewer where they take more than `row_s` together.
 
     `every_config`: of ours, not only what Auto takes. `names`: of variants, parts of them; () is
     all.
     """
 
-    runs: int = 50
+    setting: Setting
     row_s: float = 0.6
     every_config: bool = False
     names: tuple[str, ...] = ()
@@ -145,25 +143,23 @@ class AttentionEffort:
         """True for a variant that is to be measured."""
         return not self.names or any(part.lower() in name.lower() for part in self.names)
 
-    def configs(self, variant: Variant[Any, Any], info: DeviceInfo, problem: Any) -> Sequence[Any]:
+    def configs(self, variant: Variant[Any, Any], problem: Any) -> Sequence[Any]:
         """What is measured of a variant that takes the problem."""
-        every = variant.configs(info.arch, problem)
+        every = variant.configs(self.setting.info.arch, problem)
         return every[:1] if variant.ours and not self.every_config else every
 
 
-def _compile(
-    chosen: Problems, info: DeviceInfo, launch: Launch | None, effort: AttentionEffort
-) -> None:
+def _compile(chosen: Problems, effort: AttentionEffort) -> None:
     """All kernels at once, several at a time; a failure is told by the launch."""
-    build = getattr(launch, "build", None)
-    if build is None or info.arch is None:
+    build, arch = getattr(effort.setting.launch, "build", None), effort.setting.info.arch
+    if build is None or arch is None:
         return
     specs: dict[KernelSpec, None] = {}
     ours = [variant for variant in ALL if variant.ours and effort.wants(variant.name)]
     for variant, (_, problem) in itertools.product(ours, chosen):
-        if not variant.refusals(info.arch, problem):
-            for config in effort.configs(variant, info, problem):
-                specs.update(dict.fromkeys(variant.specs(info.arch, problem, config)))
+        if not variant.refusals(arch, problem):
+            for config in effort.configs(variant, problem):
+                specs.update(dict.fromkeys(variant.specs(arch, problem, config)))
     say(f"{len(specs)} kernels are needed; what is not compiled yet is compiled now")
     build(list(specs))
 
@@ -221,7 +217,9 @@ class _Entry:
                 return
             self.submit_s = timing.warm_up(self.call, device)
             once_us = min(timed(self.call, 2, device))
-            runs = min(effort.runs, max(int(1e6 * effort.row_s / max(once_us, 1e-3)), LEAST_RUNS))
+            runs = min(
+                effort.setting.runs, max(int(1e6 * effort.row_s / max(once_us, 1e-3)), LEAST_RUNS)
+            )
             self.round_runs = -(-runs // ROUNDS)
             if once_us <= SHORT_US and device.type == "cuda":
                 self.waiting = timed(self.call, runs, device)
@@ -250,20 +248,19 @@ class _Entry:
 def measure(
     label: str,
     problem: AttentionProblem,
-    device: torch.device,
-    info: DeviceInfo,
-    launch: Launch | None,
     effort: AttentionEffort,
 ) -> list[Row]:
     """One row per variant, each verified against float64 before it is timed.
 
     Of ours with several configs the first, which Auto takes, or all; of others' the fastest.
     """
-    start = Row(case=label, problem=asdict(problem))
+    start, device = Row(case=label, problem=asdict(problem)), effort.setting.device
     with torch.no_grad():
-        entries = list(_entries(start, problem, info, launch, effort))
+        entries = list(_entries(start, problem, effort))
         try:
-            sets = rotating_inputs(problem, device)
+            # In different memory, more of it than the cache has.
+            sets_needed = partial(timing.sets_needed, device=device)
+            sets = input_sets(ATTENTION, problem, device, sets_needed)
             exact = expected(sets[0], problem)
         except FAILURES as failure:
             said = f"inputs and reference: {_why(failure, problem)}"
@@ -280,33 +277,20 @@ def measure(
     return fastest([each.finished() for each in entries])
 
 
-def _entries(
-    start: Row,
-    problem: AttentionProblem,
-    info: DeviceInfo,
-    launch: Launch | None,
-    effort: AttentionEffort,
-) -> Iterator[_Entry]:
+def _entries(start: Row, problem: AttentionProblem, effort: AttentionEffort) -> Iterator[_Entry]:
     for variant in ALL:
         if not effort.wants(variant.name):
             continue
         row = replace(start, way=variant.name)
-        refusals = variant.refusals(info.arch, problem)
-        if not refusals and variant.ours and launch is None:
-            refusals = list(info.reasons) or ["there is no launcher"]
+        refusals = effort.setting.refusals(variant, problem)
         if refusals:
             row = replace(row, reason="; ".join(refusals))
             yield _Entry(row, variant, problem, None, None, variant.run)
             continue
-        for config in effort.configs(variant, info, problem):
+        for config in effort.configs(variant, problem):
             shown = replace(row, config=config_fields(config))
-            own = launch if variant.ours else None
+            own = effort.setting.launch if variant.ours else None
             yield _Entry(shown, variant, problem, config, own, variant.run)
-
-
-def rotating_inputs(problem: AttentionProblem, device: torch.device) -> list[AttentionInputs]:
-    """As (batch, seq, heads*head_dim) in different memory, more of it than the cache has."""
-    return input_sets(ATTENTION, problem, device, partial(timing.sets_needed, device=device))
 
 
 def fastest(rows: Sequence[Row]) -> list[Row]:

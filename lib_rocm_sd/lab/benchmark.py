@@ -33,7 +33,9 @@ class Setting(NamedTuple):
         """
         said = variant.refusals(self.info.arch, problem)
         lacks_launch = variant.ours and self.launch is None
-        return list(self.info.reasons) if not said and lacks_launch else said
+        if said or not lacks_launch:
+            return said
+        return list(self.info.reasons) or ["there is no launcher"]
 
 
 @dataclass

@@ -8,6 +8,7 @@ import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import torch
 
 from lib_rocm_sd.arch import Arch, table
 from lib_rocm_sd.device import DeviceInfo, identify
+from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.lab import attention, methods, rows, timing
 from lib_rocm_sd.lab.attention import COLUMNS, FLASH, SDPA, AttentionEffort
+from lib_rocm_sd.lab.benchmark import Setting
 from lib_rocm_sd.lab.methods import AmdLoops, DoggettxLike
 from lib_rocm_sd.lab.rows import OURS, Result, Row
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
@@ -29,8 +32,8 @@ from lib_rocm_sd.ops.base import Call, Variant
 
 CPU = torch.device("cpu")
 SMALL = AttentionProblem(2, 3, 17, 15, 40, "float32")
-EFFORT = AttentionEffort(runs=4, row_s=0.01)
 INFO = DeviceInfo(0, "a card", "hip", "gfx1100", table()["gfx1100"])
+EFFORT = AttentionEffort(Setting(CPU, INFO, lambda *words: None, 4), row_s=0.01)
 
 
 class Ours(SdpaAttention):
@@ -73,9 +76,7 @@ def rows_of(
     monkeypatch.setattr(attention, "ALL", variants)
     monkeypatch.setattr(timing, "MOST_SETS", 3)
     monkeypatch.setattr(timing, "WARM_S", 0.001)
-    launch: Any = lambda *words: None  # noqa: E731
-    rows = attention.measure("small", problem, CPU, INFO, launch, effort)
-    return {row.way: row for row in rows}
+    return {row.way: row for row in attention.measure("small", problem, effort)}
 
 
 def test_the_cases_are_those_of_the_users() -> None:
@@ -107,9 +108,8 @@ def test_every_case_runs_here_when_it_is_small(case: Any) -> None:
 
 
 def test_every_competitor_is_there_or_says_why() -> None:
-    rows = attention.measure(
-        "odd", replace(SMALL, dtype="float16"), CPU, identify(CPU), None, EFFORT
-    )
+    effort = replace(EFFORT, setting=Setting(CPU, identify(CPU), None, 4))
+    rows = attention.measure("odd", replace(SMALL, dtype="float16"), effort)
     found = {row.way: row for row in rows}
     backends = {f"sdpa {name}" for name in ("flash", "efficient", "cudnn", "math")}
     others = {"sdpa", "sliced", "Doggettx-like", "sub-quadratic-like", "xformers"}
@@ -149,10 +149,10 @@ def test_of_ours_only_what_auto_takes_unless_all_are_asked_for(
     rows = rows_of(Ours(), monkeypatch=monkeypatch)
     assert (rows[OURS].config or {})["waves_q"] == first.waves_q
     every = replace(EFFORT, every_config=True)
-    launch: Any = lambda *words: None  # noqa: E731
-    configs = [row.config for row in attention.measure("small", SMALL, CPU, INFO, launch, every)]
+    configs = [row.config for row in attention.measure("small", SMALL, every)]
     assert len(configs) == 2 and configs[0] != configs[1]
-    assert attention.measure("small", SMALL, CPU, INFO, None, EFFORT)[0].reason
+    without = replace(EFFORT, setting=Setting(CPU, INFO, None, 4))
+    assert attention.measure("small", SMALL, without)[0].reason == "there is no launcher"
 
 
 def test_of_a_competitors_configs_the_fastest_counts() -> None:
@@ -203,7 +203,7 @@ def test_inputs_rotate_through_more_than_the_cache(monkeypatch: pytest.MonkeyPat
     size = 2 * 3 * 4 * 40 * (17 + 15 + 15)
     count = timing.sets_needed(size, CPU)
     assert count * size > 2 << 20
-    sets = attention.rotating_inputs(SMALL, CPU)
+    sets = input_sets(ATTENTION, SMALL, CPU, partial(timing.sets_needed, device=CPU))
     assert len(sets) == count and len({inputs[0].data_ptr() for inputs in sets}) == count
     assert all(torch.equal(inputs[2], sets[0][2]) for inputs in sets)
     q = sets[-1][0]

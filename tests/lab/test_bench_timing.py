@@ -15,6 +15,7 @@ from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.planner import default_launcher
 from lib_rocm_sd.lab import attention, call, timing
 from lib_rocm_sd.lab.attention import SDPA, AttentionEffort
+from lib_rocm_sd.lab.benchmark import Setting
 from lib_rocm_sd.lab.rows import OURS, Row
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests.played import GPU, played
@@ -123,8 +124,9 @@ def test_ours_is_timed_beside_torchs_on_the_device() -> None:
     assert info.arch is not None
     launch = default_launcher(GPU, info.arch)
     problem = AttentionProblem(2, 8, 1024, 77, 40)
-    effort = AttentionEffort(20, 0.1, names=(OURS, SDPA, "Doggettx"))
-    rows = {row.way: row for row in attention.measure("x", problem, GPU, info, launch, effort)}
+    setting = Setting(GPU, info, launch, 20)
+    effort = AttentionEffort(setting, 0.1, names=(OURS, SDPA, "Doggettx"))
+    rows = {row.way: row for row in attention.measure("x", problem, effort)}
     ours, doggettx = rows[OURS], rows["Doggettx-like"]
     assert not ours.reason and not doggettx.reason and not rows[SDPA].reason
     assert ours.extra_bytes == 0 and (doggettx.extra_bytes or 0) >= problem.score_bytes
