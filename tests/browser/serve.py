@@ -17,6 +17,9 @@ ANSWER = "@@ "
 IDLE_LIMIT_S = 60.0
 HERE = Path(__file__).resolve().parent
 DOUBLE = HERE.parent / "webui" / "double"
+PLAYED = HERE.parent / "lab" / "played_selftest.py"
+SELF_TEST = "self-test.json"
+"""In the data folder: how the next self-test ends, and its file."""
 sys.path[0] = str(HERE.parent / "webui" / "inside")
 
 import gradio as gr
@@ -78,6 +81,7 @@ class Server:
         devices.dtype_unet = devices.dtype_vae = torch.float16  # what the VAE's kernels take
         sd_models.loaded["whole"] = True  # a UNet of all kinds of blocks
         initialize.initialize()
+        self.play_self_tests()
         self.app: Any = None
 
     def start(self) -> None:
@@ -107,6 +111,16 @@ class Server:
         self.initialize.initialize_rest(reload_script_modules=True)
         self.start()
         return self.state()
+
+    def play_self_tests(self) -> None:
+        """A process without a card stands for the self-test."""
+        from lib_rocm_sd.lab import card_check
+
+        def command(path: Path, index: int) -> list[str]:
+            end, document = json.loads((Path(self.data) / SELF_TEST).read_text(encoding="utf-8"))
+            return [sys.executable, "-I", str(PLAYED), str(path), end, json.dumps(document)]
+
+        card_check.command = command
 
     def state(self) -> dict[str, Any]:
         """What a test wants to know of the process."""

@@ -18,6 +18,8 @@ from tests.webui.environments import CHECKOUT, Environment
 
 ANSWER = "@@ "
 EXTENSION = "rocm-sd"
+SELF_TEST = "self-test.json"
+"""In the data folder: how the next self-test ends, and its file."""
 START_LIMIT_S = 150.0
 
 

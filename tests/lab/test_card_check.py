@@ -20,41 +20,13 @@ from lib_rocm_sd.hosts.ui.check_part import CheckView
 from lib_rocm_sd.lab import card_check, card_file
 from lib_rocm_sd.lab.card_check import CardCheck
 from lib_rocm_sd.lab.speed_job import Busy
+from tests.lab import played_selftest
+from tests.lab.played_selftest import document
 from tests.lab.speedtest_doubles import Side
 from tests.ops.toy_op import GFX1100
 from tests.waiting import WAIT_S, wait_until
 
 HOSTILE = '"><img src=x onerror=alert(1)>'
-PROCESS = """
-import json, os, pathlib, sys, time
-path, document, end = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-def step(text, done, total):
-    print(json.dumps({"text": text, "done": done, "total": total}), flush=True)
-step("compiling kernels", 0, 4)
-if end == "refuses":
-    sys.exit("The self-test was not run: the GPU is away.")
-path.write_text(json.dumps(document))
-step("testing attention", 12, 60)
-if end == "waits":
-    time.sleep(600)
-if end == "dies":
-    print("Memory access fault by GPU node-1", file=sys.stderr, flush=True)
-    os.abort()
-sys.exit(int(end))
-"""
-"""A self-test without a card: the lines and the file of commands/selftest.py."""
-
-
-def document(failures: int = 0, complete: bool = True, **more: Any) -> dict[str, Any]:
-    verdict = {"subject": "attention, rocm_sd: N1 H2", "outcome": "passed", "reason": ""}
-    row = {"op": "conv 3x3", "variant": "rocm_sd", "problem": "N1 8/16", "config": {"size": 16}}
-    rows = [{**row, "passed": i >= failures, "reason": "wrong by 0.25"} for i in range(59)]
-    return {
-        **{"format": card_file.FORMAT, "date": "2030-01-02T03:04:05Z", "rocm_sd": "1"},
-        "machine": {"card": "Radeon RX 7900 XTX", "gfx": "gfx1100", "torch": "2.9", "cuda": None},
-        **{"running": None, "complete": complete, "planned": 60, "verdicts": [verdict]},
-        **{"rows": rows, "passed": 59 - failures, "failed": failures, **more},
-    }
 
 
 @pytest.fixture
@@ -66,7 +38,8 @@ def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def begin(end: str, content: dict[str, Any]) -> tuple[CheckView, list[int], Side]:
         def command(path: Path, index: int) -> list[str]:
             assert index == 0
-            return [sys.executable, "-I", "-c", PROCESS, str(path), json.dumps(content), end]
+            words = (played_selftest.__file__, str(path), end, json.dumps(content))
+            return [sys.executable, "-I", *words]
 
         monkeypatch.setattr(card_check, "command", command)
         running.append(CardCheck())

@@ -25,9 +25,9 @@ from lib_rocm_sd.lab.speed_text import MACHINE
 PREFIX = "rocm_sd_check"
 ABOUT = (
     "Runs every kernel of this extension on your card, with small made-up numbers, and compares "
-    "each result with an exact one. It takes some minutes; the first time, kernels are compiled "
-    "before. Pictures wait meanwhile. A kernel that is at fault may freeze the screen for some "
-    "seconds, or until you restart the machine: save your work first."
+    "each result with an exact one. It takes some minutes, and longer the first time, when the "
+    "kernels are compiled. Pictures wait meanwhile. A kernel that is at fault may freeze the "
+    "screen for some seconds, or until you restart the machine: save your work first."
 )
 IDLE = "This card has not been checked yet."
 LAST = "What the last check found:"
@@ -106,10 +106,10 @@ def result(path: Path) -> str:
     except (OSError, ValueError) as error:
         return f"<p>{text_of(path.name)} cannot be shown: {text_of(error)}</p>"
     link = f'<a download="{text_of(path.name)}" href="data:application/json;base64,{data}">'
-    return "\n".join(
+    parts = "\n".join(
         (
-            f'<p class="rocm-sd-check-said">{text_of(card_file.sentence(document))}</p>',
-            f'<p class="rocm-sd-check-file">{link}Save {text_of(path.name)}</a></p>',
+            f"<p><strong>{text_of(card_file.sentence(document))}</strong></p>",
+            f"<p>{link}Save {text_of(path.name)}</a></p>",
             f'<p>{SEND} {_where()}</p><p class="rocm-sd-speed-kept">It is kept in '
             f"{text_of(path.parent)}</p>",
             f"<h4>What is in the file</h4><p>{CONTENTS}</p>",
@@ -118,6 +118,7 @@ def result(path: Path) -> str:
             _failures(document),
         )
     )
+    return f'<div class="rocm-sd-check">{parts}</div>'
 
 
 def _where() -> str:
