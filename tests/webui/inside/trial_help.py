@@ -81,8 +81,8 @@ class Card:
             def __init__(self, place: Any, **how: Any) -> None:
                 super().__init__(place, spawn=lambda: Link(card), **how)
 
-            def _letter(self, subject: Any, key: str, codes: Any) -> Any:
-                return letter(key, {"kind": "class"}, [], False, False)
+            def _letter(self, subject: Any, key: str, codes: Any, deaths: int) -> Any:
+                return letter(key, {"kind": "class"}, [], False, False, deaths)
 
         trials.Conductor = Scripted
         self.started.append(trials.trials)
