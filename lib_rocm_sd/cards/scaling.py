@@ -14,7 +14,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 H200 = "NVIDIA H200, docs/results/"
 TWO_H200 = "two NVIDIA H200, NVLink, eager fp16 diffusers UNets, one process for each"
@@ -52,27 +52,14 @@ SDXL_FIXED = 0.093
 """ComfyUI's split of SDXL takes 1/1.80 to 1/1.86 of the time on two cards (the issue; which ones is
 not known): (f + p) / (f + 2 p) = 1/1.83."""
 
+UNETS = H200 + "unet-h200.json: "
+SD15_ROWS = (52, 61, 16, 4629504, 46202880, 32768, 8)
+SDXL_ROWS = (40, 46, 70, 8194048, 419430400, 131072, 32)
 STEPS = (
-    Step(
-        *("SD 1.5 512x512, blocks", 6.457, 4.334, 742, SD15_FIXED),
-        *(52, 61, 16, 4629504, 46202880, 32768, 8),
-        H200 + "unet-h200.json: rocm_sd Auto",
-    ),
-    Step(
-        *("SD 1.5 512x512, eager", 11.943, 27.895, 1175, SD15_FIXED),
-        *(52, 61, 16, 4629504, 46202880, 32768, 8),
-        H200 + "unet-h200.json: eager",
-    ),
-    Step(
-        *("SDXL 1024x1024, blocks", 30.746, 8.720, 1682, SDXL_FIXED),
-        *(40, 46, 70, 8194048, 419430400, 131072, 32),
-        H200 + "unet-h200.json: rocm_sd Auto",
-    ),
-    Step(
-        *("SDXL 1024x1024, eager", 41.676, 69.753, 2353, SDXL_FIXED),
-        *(40, 46, 70, 8194048, 419430400, 131072, 32),
-        H200 + "unet-h200.json: eager",
-    ),
+    Step("SD 1.5 512x512, blocks", 6.457, 4.334, 742, SD15_FIXED, *SD15_ROWS, UNETS + "Auto"),
+    Step("SD 1.5 512x512, eager", 11.943, 27.895, 1175, SD15_FIXED, *SD15_ROWS, UNETS + "eager"),
+    Step("SDXL 1024x1024, blocks", 30.746, 8.720, 1682, SDXL_FIXED, *SDXL_ROWS, UNETS + "Auto"),
+    Step("SDXL 1024x1024, eager", 41.676, 69.753, 2353, SDXL_FIXED, *SDXL_ROWS, UNETS + "eager"),
     Step(
         *("SDXL 2048x2048, eager", 214.2, 69.753, 2353, SDXL_FIXED / 5),
         *(40, 46, 70, 16388096, 1677721600, 524288, 64),
@@ -113,15 +100,7 @@ PICTURES = (
         H200 + "webui-unet-h200.json: 512, UNet Auto",
     ),
     Picture(
-        *(
-            "SD 1.5 512x512, 4 pictures",
-            0.69344,
-            20,
-            1 / 53.559,
-            4 * 0.008208,
-            SD15_FIXED / 4,
-            0.15,
-        ),
+        *("SD 1.5 512x512, 4 pictures", 0.69344, 20, 1 / 53.559, 0.032832, SD15_FIXED / 4, 0.15),
         H200 + "webui-unet-h200.json: 512x4, UNet Auto",
     ),
     Picture(
@@ -291,28 +270,26 @@ class Checked:
 
 def handoff_ms(link: Link) -> float:
     """What Python added to a step in the two-card prototype: fitted to the first pair alone."""
-    pair = PAIRS[0]
-    return pair.two_ms - guidance(_of_pair(pair, pair), link).ms
+    return PAIRS[0].two_ms - guidance(_of_pair(PAIRS[0]), link).ms
 
 
 def checked(link: Link) -> list[Checked]:
     """The model beside the runs on two cards: the first is fitted, the others are predicted."""
-    first, wait = PAIRS[0], handoff_ms(link)
+    wait = handoff_ms(link)
     return [
-        Checked(pair, guidance(_of_pair(pair, first), link, wait).ms, pair is first)
-        for pair in PAIRS
+        Checked(pair, guidance(_of_pair(pair), link, wait).ms, pair is PAIRS[0]) for pair in PAIRS
     ]
 
 
-def _of_pair(pair: Pair, first: Pair) -> Step:
+def _of_pair(pair: Pair) -> Step:
     """The pair's step as submitted on that machine.
 
     One card was as slow as its CPU for the first pair, whose device time is shorter: that gives
     what a launch took there, and so what the other pair's launches took.
     """
-    step, of_first = by_name(pair.step), by_name(first.step)
-    submit = first.one_ms / of_first.launches * step.launches
-    return Step(**{**step.__dict__, "submit_ms": submit})
+    step, first = by_name(pair.step), PAIRS[0]
+    launch_ms = first.one_ms / by_name(first.step).launches
+    return replace(step, submit_ms=launch_ms * step.launches)
 
 
 def picture_speedup(picture: Picture, cards: int) -> float:
@@ -408,20 +385,15 @@ def drawn(
     per_s: float,
     kinds: Sequence[tuple[float, tuple[float, ...]]],
     seed: int = 0,
-    exponential: bool = False,
 ) -> list[Request]:
-    """`count` requests that come as a Poisson process. `kinds`: share, and seconds by cards.
-
-    `exponential`: seconds are means, for the formulas that suppose so.
-    """
+    """`count` requests that come as a Poisson process. `kinds`: share, and seconds by cards."""
     random_ = random.Random(seed)
     shares = [share for share, _ in kinds]
     now, requests = 0.0, []
     for _ in range(count):
         now += random_.expovariate(per_s)
         (seconds,) = random_.choices([seconds for _, seconds in kinds], shares)
-        factor = random_.expovariate(1.0) if exponential else 1.0
-        requests.append(Request(now, tuple(factor * each for each in seconds)))
+        requests.append(Request(now, seconds))
     return requests
 
 
@@ -441,19 +413,3 @@ def when_idle(free: int, behind: int) -> int:
 
 
 POLICIES: dict[str, Gang] = {"one card": alone, "two cards": pairs, "two when idle": when_idle}
-
-
-def mean_wait_s(per_s: float, service_s: float, cards: int) -> float:
-    """Mean wait in an M/M/c queue: random arrivals, exponential service times (Erlang's C formula).
-
-    Infinite where requests arrive as fast as they are served, or faster.
-    """
-    offered = per_s * service_s
-    if offered >= cards:
-        return math.inf
-    term, total = 1.0, 1.0
-    for k in range(1, cards):
-        term *= offered / k
-        total += term
-    last = term * offered / cards * cards / (cards - offered)
-    return last / (total + last) * service_s / (cards - offered)

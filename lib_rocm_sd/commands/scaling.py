@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -46,10 +47,31 @@ def main(args: argparse.Namespace) -> int:
         "rocm_sd": __version__,
         "kind": "a model and a simulation; nothing here was measured on several cards but `checks`",
         "links": [asdict(link) for link in links],
-        "checks": checked(),
+        "checks": [
+            {
+                "case": check.pair.name,
+                "one_ms": check.pair.one_ms,
+                "two_ms": check.pair.two_ms,
+                "model_ms": round(check.model_ms, 2),
+                "error": round(check.error, 4),
+                "fitted": check.fitted,
+                "measured_on": model.TWO_H200,
+            }
+            for check in model.checked(LINKS[0])
+        ],
         "steps": [row for link in links for row in step_rows(link, cards)],
-        "vae": [row for link in links for row in vae_rows(link, cards)],
-        "pictures": picture_rows(cards),
+        "vae": [
+            _row(f"VAE {size}x{size}", "rows", link, model.vae(size, n, link))
+            for link in links
+            for size in VAE_MS
+            for n in cards
+        ],
+        "pictures": [  # many of them; what links take of that is left out
+            _row(one.name, way, None, split(one, n))
+            for one in PICTURES
+            for way, split in (("batch", model.batch), ("stages", model.stages))
+            for n in cards
+        ],
         "farm": farm(cards, args.requests, args.seed),
     }
     print(text(document))
@@ -58,49 +80,12 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def checked() -> list[dict[str, Any]]:
-    """The model beside what was measured on two cards."""
-    return [
-        {
-            "case": check.pair.name,
-            "one_ms": check.pair.one_ms,
-            "two_ms": check.pair.two_ms,
-            "model_ms": round(check.model_ms, 2),
-            "error": round(check.error, 4),
-            "fitted": check.fitted,
-            "measured_on": model.TWO_H200,
-        }
-        for check in model.checked(LINKS[0])
-    ]
-
-
-def step_rows(link: Link, cards: list[int]) -> list[dict[str, Any]]:
+def step_rows(link: Link, cards: list[int]) -> Iterator[dict[str, Any]]:
     """A step, in each way, over a link."""
-    rows = []
     for step in STEPS:
         if 2 in cards:
-            rows.append(_row(step.name, "guidance", link, model.guidance(step, link)))
-        rows += [_row(step.name, "rows", link, model.patches(step, n, link)) for n in cards]
-    return rows
-
-
-def vae_rows(link: Link, cards: list[int]) -> list[dict[str, Any]]:
-    """A decode by rows, over a link."""
-    return [
-        _row(f"VAE {size}x{size}", "rows", link, model.vae(size, n, link))
-        for size in VAE_MS
-        for n in cards
-    ]
-
-
-def picture_rows(cards: list[int]) -> list[dict[str, Any]]:
-    """Many pictures: each on one card, or in stages. What links take of that is left out."""
-    return [
-        _row(one.name, way, None, split(one, n))
-        for one in PICTURES
-        for way, split in (("batch", model.batch), ("stages", model.stages))
-        for n in cards
-    ]
+            yield _row(step.name, "guidance", link, model.guidance(step, link))
+        yield from (_row(step.name, "rows", link, model.patches(step, n, link)) for n in cards)
 
 
 def _row(case: str, way: str, link: Link | None, split: model.Split) -> dict[str, Any]:
