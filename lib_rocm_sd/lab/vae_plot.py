@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from lib_rocm_sd.lab import svg
 from lib_rocm_sd.lab.rows import Row
@@ -23,7 +22,7 @@ COLOURS = (
     "#1d3557",
 )
 """One per way, ours the warm ones."""
-DARK, GREY, GRID = "#181a1e", "#60646c", "#e3e5e8"
+FAINT = 0.15
 
 
 def draw(rows: Sequence[Row], device: str, role: str = "decoder") -> str:
@@ -35,20 +34,18 @@ def draw(rows: Sequence[Row], device: str, role: str = "decoder") -> str:
         for way, colour in zip(WAYS, COLOURS, strict=True)
         if way.name in present
     ]
-    total = LEFT + 2 * WIDTH + SPACE + LEGEND
-    height = TOP + HEIGHT + BOTTOM
+    total, height = LEFT + 2 * WIDTH + SPACE + LEGEND, TOP + HEIGHT + BOTTOM
+    title = f"VAE {role}, batch 1, {device}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {height}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<rect width="{total}" height="{height}" fill="white"/>',
-        _text(LEFT, 24, f"VAE {role}, batch 1, {device}", "start", DARK, 16),
+        f'<rect width="{total}" height="{height}" style="fill:white"/>',
+        svg.text_at(LEFT, 24, title, size=16),
     ]
     plots = (("peak MiB over the weights", "peak_mib"), ("time, ms", "median"))
-    for place, (title, name) in enumerate(plots):
+    for place, (what, name) in enumerate(plots):
         points = [(row.way, row.size, getattr(row, name)) for row in shown]
         usable = [point for point in points if math.isfinite(point[2]) and point[2] > 0]
         frame = _frame(shown, usable, LEFT + place * (WIDTH + SPACE))
-        parts += _grid(frame, title)
+        parts += _grid(frame, what)
         for way, colour, thick in styles:
             own = sorted((size, value) for name, size, value in usable if name == way)
             places = [(frame.x(math.log2(x)), frame.y(math.log10(y))) for x, y in own]
@@ -56,9 +53,10 @@ def draw(rows: Sequence[Row], device: str, role: str = "decoder") -> str:
     left = LEFT + 2 * WIDTH + SPACE + 16
     for place, (way, colour, thick) in enumerate(styles):
         y = TOP + 14 + 22 * place
-        parts.append(_line(left, y, left + 22, y, colour, thick))
-        parts.append(_text(left + 30, y + 4, way, "start", DARK))
-    return "\n".join([*parts, "</svg>", ""])
+        size = f'x="{left}" y="{y - thick / 2:.1f}" width="22" height="{thick}"'
+        parts.append(f'<rect {size} style="fill:{colour}"/>')
+        parts.append(svg.text_at(left + 30, y + 4, way))
+    return svg.drawing(total, height, parts, title) + "\n"
 
 
 def _frame(rows: Sequence[Row], points: Sequence[tuple[str, int, float]], left: int) -> svg.Frame:
@@ -73,29 +71,14 @@ def _frame(rows: Sequence[Row], points: Sequence[tuple[str, int, float]], left: 
 def _grid(frame: svg.Frame, title: str) -> Iterator[str]:
     """Title, grid and ticks."""
     (low, high), (least, most) = frame.x_ends, frame.y_ends
-    yield _text(frame.left, TOP - 10, title, "start", DARK, 14)
+    yield svg.text_at(frame.left, TOP - 10, title, size=14)
     for power in range(int(least), int(most) + 1):
         y = frame.y(power)
-        yield _line(frame.left, y, frame.right, y)
-        yield _text(frame.left - 6, y + 4, f"{10.0**power:g}", "end", GREY)
+        yield svg.line(frame.left, y, frame.right, y, FAINT)
+        yield svg.text_at(frame.left - 6, y + 4, f"{10.0**power:g}", "end")
     for power in range(math.ceil(low), math.floor(high) + 1):
         x = frame.x(power)
-        yield _line(x, TOP, x, frame.bottom)
-        yield _text(x, frame.bottom + 18, f"{2**power}", "middle", GREY)
+        yield svg.line(x, TOP, x, frame.bottom, FAINT)
+        yield svg.text_at(x, frame.bottom + 18, f"{2**power}", "middle")
     middle = (frame.left + frame.right) / 2
-    yield _text(middle, frame.bottom + 36, "pixels a side", "middle", GREY)
-
-
-def _line(
-    x: float, y: float, to_x: float, to_y: float, colour: str = GRID, thick: float = 1
-) -> str:
-    ends = f'x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{thick}"/>'
-
-
-def _text(x: float, y: float, text: str, anchor: str, colour: str, size: int | None = None) -> str:
-    font = "" if size is None else f' font-size="{size}"'
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}"{font}>'
-        f"{escape(text)}</text>"
-    )
+    yield svg.text_at(middle, frame.bottom + 36, "pixels a side", "middle")
