@@ -14,7 +14,7 @@ from torch import nn
 
 from lib_rocm_sd.cards.group import Agreement, Group
 from lib_rocm_sd.modules.patches import put, take
-from lib_rocm_sd.report import Report, report
+from lib_rocm_sd.report import report
 
 NOTHING = "a call for one image, without guidance: there is nothing to split"
 
@@ -27,9 +27,9 @@ class GuidanceSplit:
     matter of what torch does with another batch size.
     """
 
-    def __init__(self, unet: nn.Module, group: Group, tell: Report = report) -> None:
+    def __init__(self, unet: nn.Module, group: Group) -> None:
         self._theirs = unet.forward
-        self._group, self._report = group, tell
+        self._group = group
         self._agreement = Agreement(group)
         self.split_calls = self.whole_calls = 0
 
@@ -37,7 +37,7 @@ class GuidanceSplit:
         batch = sample.shape[0]
         if self._group.size == 1 or batch < 2:
             self.whole_calls += 1
-            self._report.event(f"distributed: {NOTHING}")
+            report.event(f"distributed: {NOTHING}")
             return self._theirs(sample, *args, **kwargs)
         prompt = args[1] if len(args) > 1 else kwargs.get("encoder_hidden_states")
         self._agreement.note(sample, prompt)
@@ -58,13 +58,13 @@ class GuidanceSplit:
 
 
 @contextmanager
-def guidance_split(unet: nn.Module, group: Group, tell: Report = report) -> Iterator[GuidanceSplit]:
+def guidance_split(unet: nn.Module, group: Group) -> Iterator[GuidanceSplit]:
     """Split the calls of a diffusers pipeline's UNet over the group inside the `with` block.
 
     Every rank calls the pipeline with the same arguments and the same seed. A call for one image,
     as pipelines make without guidance, is made by each rank for itself, and told once.
     """
-    split = GuidanceSplit(unet, group, tell)
+    split = GuidanceSplit(unet, group)
     patch = put(unet, "forward", split)
     try:
         yield split

@@ -20,7 +20,7 @@ from lib_rocm_sd.cards.batch import image_of, with_image
 from lib_rocm_sd.cards.group import Agreement, Group, Waiting
 from lib_rocm_sd.cards.shares import Part, split
 from lib_rocm_sd.modules.patches import Patch, put, take
-from lib_rocm_sd.report import Report, report
+from lib_rocm_sd.report import report
 
 LEAST_ROWS = 2
 """Fewest rows of the smallest image for each rank."""
@@ -123,6 +123,7 @@ def _padding(module: nn.Conv2d) -> int | str:
     return module.padding if isinstance(module.padding, str) else module.padding[0]
 
 
+EXACT_STEPS = 2
 Edges = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
@@ -181,14 +182,13 @@ class Stale(Exact):
     """Not exact: takes from the other ranks what they had a step before, while this step's is on
     its way, so that no exchange is waited for (the idea of DistriFusion, arXiv:2402.19481).
 
-    A picture's first `exact_steps` steps are exact. Then edges, keys and values and the statistics
+    A picture's first EXACT_STEPS steps are exact. Then edges, keys and values and the statistics
     of GroupNorm are a step old but for a rank's own. Pictures differ from one card's, the more the
     fewer steps there are, and show seams where the ranks' rows meet if there are too few.
     """
 
-    def __init__(self, group: Group, exact_steps: int = 2) -> None:
+    def __init__(self, group: Group) -> None:
         super().__init__(group)
-        self._exact_steps = exact_steps
         self._under_way: dict[str, Any] = {}
         self._step, self._time = 0, -1.0
 
@@ -219,7 +219,7 @@ class Stale(Exact):
         self._under_way[key] = now
         if before is not None:
             earlier = before.wait()
-        if before is None or self._step <= self._exact_steps:
+        if before is None or self._step <= EXACT_STEPS:
             return now.wait()
         return earlier
 
@@ -251,8 +251,8 @@ class Exchanging:
 class PatchParallel:
     """The forwards that stand in for those of a UNet and of some of its modules."""
 
-    def __init__(self, unet: Any, exchange: Exact, tell: Report = report) -> None:
-        self._unet, self._exchange, self._report = unet, exchange, tell
+    def __init__(self, unet: Any, exchange: Exact) -> None:
+        self._unet, self._exchange = unet, exchange
         self._group = exchange.group
         self._agreement = Agreement(self._group)
         self._rows: RowSplit | None = None
@@ -293,7 +293,7 @@ class PatchParallel:
         why = self._refusal(sample, args, kwargs)
         if why:
             self.whole_calls += 1
-            self._report.event(f"distributed: the UNet is not split: {why}")
+            report.event(f"distributed: the UNet is not split: {why}")
             return self._theirs(sample, timestep, *args, **kwargs)
         self._agreement.note(sample, _prompt(args, kwargs))
         self.split_calls += 1
@@ -426,7 +426,7 @@ class _Attended:
 
 @contextmanager
 def patch_parallel(
-    unet: nn.Module, group: Group, *, stale: bool = False, tell: Report = report
+    unet: nn.Module, group: Group, *, stale: bool = False
 ) -> Iterator[PatchParallel]:
     """Split the images of a diffusers UNet2DConditionModel by rows over the group, inside the
     `with` block.
@@ -442,7 +442,7 @@ def patch_parallel(
     if why:
         more = f", and {len(why) - 3} more" if len(why) > 3 else ""
         raise ValueError(f"this UNet cannot be split by rows: {'; '.join(why[:3])}{more}")
-    parallel = PatchParallel(unet, Stale(group) if stale else Exact(group), tell)
+    parallel = PatchParallel(unet, Stale(group) if stale else Exact(group))
     patches = parallel.put_in()
     try:
         yield parallel

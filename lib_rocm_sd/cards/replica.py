@@ -48,9 +48,10 @@ class Link:
     Each line that it prints goes to the log, under `name`.
     """
 
+    _process: subprocess.Popen[bytes]
+
     def __init__(self, name: str) -> None:
         self._name = name
-        self._process: subprocess.Popen[bytes] | None = None
         self._answers = process.Answers()
         self._words: deque[str] = deque(maxlen=WORDS)
         self._error: OSError | None = None
@@ -66,12 +67,12 @@ class Link:
 
     @property
     def pid(self) -> int:
-        return -1 if self._process is None else self._process.pid
+        return self._process.pid
 
     def send(self, message: dict[str, Any]) -> None:
         """Raises LostError where the process has ended."""
         try:
-            stream = cast("BinaryIO", self._the_process().stdin)
+            stream = cast("BinaryIO", self._process.stdin)
             stream.write(json.dumps(message).encode() + b"\n")
             stream.flush()
         except (OSError, ValueError):
@@ -87,8 +88,8 @@ class Link:
     def ending(self) -> str:
         """How it ended, in a few words."""
         with suppress(subprocess.TimeoutExpired):
-            self._the_process().wait(GONE_S)
-        status = self._the_process().returncode
+            self._process.wait(GONE_S)
+        status = self._process.returncode
         if status is None:
             return "its process does not answer and does not end"
         last = f": {self._words[-1]}" if self._words else ""
@@ -97,24 +98,20 @@ class Link:
 
     def end(self) -> None:
         """Let it end by itself, and end it where it does not; returns at once."""
-        running = self._the_process()
+        running = self._process
         with suppress(OSError, ValueError):
             cast("BinaryIO", running.stdin).close()
         threading.Thread(target=self._end, name="rocm_sd replica", daemon=True).start()
 
     def kill(self) -> None:
         """End it now."""
-        process.kill(self._the_process())
+        process.kill(self._process)
 
     def _end(self) -> None:
         try:
-            self._the_process().wait(GONE_S)
+            self._process.wait(GONE_S)
         except subprocess.TimeoutExpired:
             self.kill()
-
-    def _the_process(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None
-        return self._process
 
     def _keep(self, started: threading.Event) -> None:
         """Starts it, since it ends with the thread that does, and reads its answers."""
@@ -130,8 +127,7 @@ class Link:
         self._answers.read(cast("BinaryIO", self._process.stdout))
 
     def _listen(self, started: threading.Event) -> None:
-        started.wait(START_S)
-        if self._process is None:
+        if not started.wait(START_S) or self._error is not None:
             return
         stream = cast("BinaryIO", self._process.stderr)
         with suppress(ValueError, OSError):
@@ -217,10 +213,6 @@ class Replica:
     @property
     def pid(self) -> int:
         return self._link.pid
-
-    @property
-    def is_pinned(self) -> bool:
-        return self._shared.is_pinned
 
     def poll(self) -> dict[str, Any] | None:
         """The answer to what was asked if it is there. Raises LostError and FailedError."""

@@ -365,10 +365,10 @@ def simulate(requests: Sequence[Request], cards: int, gang: Gang) -> Served:
     )
 
 
-def _behind(requests: Sequence[Request], index: int, clock: float, most: int = 64) -> int:
-    """Requests after this one that have come by now; counted up to `most`."""
+def _behind(requests: Sequence[Request], index: int, clock: float) -> int:
+    """Requests after this one that have come by now; counted up to 64."""
     count = 0
-    for request in requests[index + 1 : index + 1 + most]:
+    for request in requests[index + 1 : index + 65]:
         if request.at_s > clock:
             break
         count += 1

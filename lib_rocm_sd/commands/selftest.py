@@ -29,7 +29,6 @@ from lib_rocm_sd.trials import verdicts
 from lib_rocm_sd.trials.verdicts import DANGEROUS, MOST_TEXT, Verdict, without_folders
 
 if TYPE_CHECKING:
-    from lib_rocm_sd.commands.selftest_cases import CardCase
     from lib_rocm_sd.ops.base import Launch
     from lib_rocm_sd.trials.place import Place
     from lib_rocm_sd.trials.subject import Subject
@@ -164,7 +163,7 @@ def new_document(card: Gpu) -> dict[str, Any]:
     return clean
 
 
-def ready(card: Gpu, document: dict[str, Any], path: Path, say: Say, step: Step) -> list[CardCase]:
+def ready(card: Gpu, document: dict[str, Any], path: Path, say: Say, step: Step) -> list[Subject]:
     """Compile all kernels, whose tests are in the cases. Raises OSError where `path` cannot be
     written.
     """
@@ -249,7 +248,7 @@ def verdict_line(row: dict[str, Any]) -> str:
 
 
 def run(
-    cases: Sequence[CardCase],
+    cases: Sequence[Subject],
     card: Gpu,
     document: dict[str, Any],
     path: Path,
@@ -286,7 +285,7 @@ def run(
     return rows
 
 
-def tested(row: CardResult, case: CardCase, launch: Launch, card: Gpu) -> CardResult:
+def tested(row: CardResult, case: Subject, launch: Launch, card: Gpu) -> CardResult:
     """What became of a case. Whatever it dies of is its reason."""
     from lib_rocm_sd.engine import selftest
     from lib_rocm_sd.runtime import build

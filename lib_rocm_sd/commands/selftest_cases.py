@@ -6,7 +6,7 @@ Sizes are a few whole tiles and tails, so that float64 on the CPU takes no more 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.attention.op import ATTENTION, ATTENTION_AND_LSE
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel as backward_kernel
 from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
-from lib_rocm_sd.ops.base import KernelSpec, Op, Variant
+from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
@@ -36,26 +36,16 @@ from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
+from lib_rocm_sd.trials.subject import Subject
 
 HEAD_DIMS = (*attention_kernel.SHIPPED_HEAD_DIMS, 72, 96, 256)
 LENGTHS = ((77, 131), (513, 1031))
 """Queries and keys: one block and a tail; many."""
 
 
-@dataclass(frozen=True)
-class CardCase:
-    """One variant of an op with one config on one problem. `specs`: the kernels that it needs."""
-
-    op: Op[Any, Any]
-    variant: Variant[Any, Any]
-    config: Any
-    problem: Any
-    specs: tuple[KernelSpec, ...]
-
-
-def cases(arch: Arch) -> list[CardCase]:
+def cases(arch: Arch) -> list[Subject]:
     """All for one GPU, what does not run on it left out; each once."""
-    cases: dict[object, CardCase] = {}
+    cases: dict[object, Subject] = {}
     for op, problem, every in _problems():
         for variant in op.variants:
             if not variant.ours or variant.refusals(arch, problem):
@@ -64,7 +54,7 @@ def cases(arch: Arch) -> list[CardCase]:
             for config in configs if every else configs[:1]:
                 specs = tuple(variant.specs(arch, problem, config))
                 key = (op.name, variant.name, config, problem)
-                cases[key] = CardCase(op, variant, config, problem, specs)
+                cases[key] = Subject(op, variant, config, problem, specs)
     return list(cases.values())
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,16 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.hosts.diffusers.pipeline import patched
 from lib_rocm_sd.lab import models
-from lib_rocm_sd.lab.speed_job import PROMPT, SEED, Attention, Cancelled, Denoiser, Picture, half
+from lib_rocm_sd.lab.speed_job import (
+    PROMPT,
+    SEED,
+    Attention,
+    Cancelled,
+    Denoiser,
+    Picture,
+    PictureWish,
+    half,
+)
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.unet.takeover import take_over
 
@@ -87,18 +96,10 @@ class Standalone:
             pipeline = little_model.load(little_model.MODEL, half(self.device))
             return pipeline.to(self.device)
 
-    def image(
-        self,
-        steps: int,
-        size: int,
-        enabled: bool,
-        progress: Callable[[float], None],
-        cancelled: Callable[[], bool],
-        unet: bool = False,
-    ) -> Picture:
+    def image(self, wish: PictureWish) -> Picture:
         """By the little model of this repository."""
         pipeline, device = self._pipeline, self.device
-        if unet:
+        if wish.unet:
             _check_blocks(device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -106,23 +107,23 @@ class Standalone:
         marks: list[float] = []
 
         def after(_: Any, step: int, time_step: Any, values: dict[str, Any]) -> dict[str, Any]:
-            if step in (0, steps - 1) and device.type == "cuda":
+            if step in (0, wish.steps - 1) and device.type == "cuda":
                 torch.cuda.synchronize(device)
             marks.append(time.perf_counter())
-            progress((step + 1) / (steps + 1))
-            if cancelled():
+            wish.progress((step + 1) / (wish.steps + 1))
+            if wish.cancelled():
                 raise Cancelled("cancelled")
             return values
 
         begin = time.perf_counter()
-        patch = patched(pipeline, unet=unet, wait=True) if enabled else nullcontext()
+        patch = patched(pipeline, unet=wish.unet, wait=True) if wish.enabled else nullcontext()
         with patch:
             image = pipeline(
                 PROMPT,
-                num_inference_steps=steps,
+                num_inference_steps=wish.steps,
                 guidance_scale=little_model.GUIDANCE,
-                height=size,
-                width=size,
+                height=wish.size,
+                width=wish.size,
                 generator=torch.Generator("cpu").manual_seed(SEED),
                 callback_on_step_end=after,
             ).images[0]

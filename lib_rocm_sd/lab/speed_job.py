@@ -67,6 +67,20 @@ class Denoiser:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class PictureWish:
+    """PROMPT with SEED at `size` x `size` pixels, with this extension on or off, and where it is on
+    with the UNet's blocks ours or not. `progress` is told 0 to 1.
+    """
+
+    steps: int
+    size: int
+    enabled: bool
+    unet: bool
+    progress: Callable[[float], None]
+    cancelled: Callable[[], bool]
+
+
 class HostSide(Protocol):
     """The program around a speed test. All but `busy` is called in the test's own thread.
 
@@ -106,20 +120,9 @@ class HostSide(Protocol):
         """The host's UNet, on `device`. Raises ValueError with a reason."""
         ...
 
-    def image(
-        self,
-        steps: int,
-        size: int,
-        enabled: bool,
-        progress: Callable[[float], None],
-        cancelled: Callable[[], bool],
-        unet: bool = False,
-    ) -> Picture:
-        """PROMPT with SEED at size x size pixels, with this extension on or off, and where it is on
-        with the UNet's blocks ours or not.
-
-        `progress` is told 0 to 1. Raises Cancelled soon after `cancelled()` is true, ValueError
-        with a reason ("no checkpoint is loaded"); "out of memory" is passed on.
+    def image(self, wish: PictureWish) -> Picture:
+        """Raises Cancelled soon after `wish.cancelled()` is true, ValueError with a reason ("no
+        checkpoint is loaded"); "out of memory" is passed on.
         """
         ...
 
@@ -208,6 +211,7 @@ CHUNK_S = 0.25
 LONG_S = 0.7
 """A call that takes longer is waited for from beside, so that Cancel need not wait for it."""
 POLL_S = 0.05
+LEAST = 3
 BESIDE = "rocm_sd speed test, kernels"
 
 T = TypeVar("T")
@@ -282,10 +286,9 @@ class Guard:
         device: torch.device,
         share_s: float,
         most: int,
-        least: int = 3,
         expected_s: float = 0.0,
     ) -> list[float]:
-        """Sorted times of as many calls as `share_s` has room for, `least` to `most`.
+        """Sorted times of as many calls as `share_s` has room for, LEAST to `most`.
 
         Fewer where the row's limit ends them. The call has been run before: the first is like the
         others.
@@ -298,7 +301,7 @@ class Guard:
             count = min(runs, most - len(times))
             times += self.timed(call, count, device, times[-1] / 1e6 if times else expected_s)
             past_s = monotonic() - begin
-            if (len(times) >= least and past_s >= share_s) or monotonic() > self.end:
+            if (len(times) >= LEAST and past_s >= share_s) or monotonic() > self.end:
                 break
             each_s = max(past_s / len(times), 1e-7)
             runs = max(1, int(min(CHUNK_S, share_s - past_s) / each_s))

@@ -33,6 +33,7 @@ from lib_rocm_sd.lab.speed_job import (
     Guard,
     Job,
     Picture,
+    PictureWish,
     Shares,
     attention_cases,
     side,
@@ -299,7 +300,8 @@ class _Pictures:
         try:
             job.guard().check()
             enabled, unet = method != OFF, method == UNET
-            return job.side.image(steps, self.size, enabled, progress, job.cancelled, unet=unet)
+            wish = PictureWish(steps, self.size, enabled, unet, progress, job.cancelled)
+            return job.side.image(wish)
         except FAILED as failure:
             self.reasons[method] = why(failure, side(self.size))
             return None

@@ -19,7 +19,6 @@ from lib_rocm_sd.lab.speed_job import FAILED, Busy, Cancelled, HostSide, Job, Pa
 from lib_rocm_sd.lab.speed_result import WHAT, Document, Pair, Request
 from lib_rocm_sd.lab.timing import clean
 
-STATES = ("idle", "running", "done", "cancelled", "failed")
 RESULTS_KEPT = 20
 RUNNING = "a speed test is running"
 
@@ -33,7 +32,9 @@ PARTS: dict[str, Part] = {
 
 @dataclass(frozen=True)
 class Progress:
-    """`state`: one of STATES. `fraction`: 0 to 1. `text`: what is done now, or why it ended."""
+    """`state`: idle, running, done, cancelled or failed. `fraction`: 0 to 1. `text`: what is done
+    now, or why it ended.
+    """
 
     id: str = ""
     state: str = "idle"

@@ -18,7 +18,6 @@ from lib_rocm_sd import __main__ as command
 from lib_rocm_sd import arch, device
 from lib_rocm_sd.commands import selftest as selftest_card
 from lib_rocm_sd.commands import selftest_cases
-from lib_rocm_sd.commands.selftest_cases import CardCase
 from lib_rocm_sd.engine import planner, selftest
 from lib_rocm_sd.errors import CompileError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
@@ -27,6 +26,7 @@ from lib_rocm_sd.ops.registry import FAMILIES
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.runtime.build import CodeObject
 from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import Verdict, without_folders
 from tests.ops import toy_op
 from tests.ops.conv import unet_layers
@@ -38,17 +38,17 @@ SPEC = KernelSpec("toy.hip", "toy", ())
 MINE = "/home/somebody/.cache/rocm_sd/toy.co"
 
 
-def toy(name: str, work: Callable[[Any], Any] = lambda x: x * 2, rows: int = 5) -> CardCase:
+def toy(name: str, work: Callable[[Any], Any] = lambda x: x * 2, rows: int = 5) -> Subject:
     variant = Doubler(name, ours=True, work=work)
     op = toy_op.op_of(variant)
-    return CardCase(op, variant, Tile(16), Doubling(rows, 8), (SPEC,))
+    return Subject(op, variant, Tile(16), Doubling(rows, 8), (SPEC,))
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A machine whose one GPU is a gfx1100 that has these cases and this launcher."""
 
-    def have(*cases: CardCase, launcher: Callable[..., Any] = lambda place, row: object()) -> None:
+    def have(*cases: Subject, launcher: Callable[..., Any] = lambda place, row: object()) -> None:
         monkeypatch.setattr(device, "identify", lambda place: GFX1100)
         monkeypatch.setattr("lib_rocm_sd.lab.sensors.identify", lambda place: GFX1100)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -13,7 +13,7 @@ import torch
 
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.lab.rows import Row
-from lib_rocm_sd.lab.speed_job import Attention, Busy, Cancelled, Denoiser, Picture
+from lib_rocm_sd.lab.speed_job import Attention, Busy, Cancelled, Denoiser, Picture, PictureWish
 from lib_rocm_sd.lab.speed_result import Document, Pair
 from tests.waiting import POLL_S, WAIT_S
 
@@ -62,26 +62,19 @@ class Side:
     def unet(self) -> Denoiser | None:
         return self.denoiser
 
-    def image(
-        self,
-        steps: int,
-        size: int,
-        enabled: bool,
-        progress: Callable[[float], None],
-        cancelled: Callable[[], bool],
-        unet: bool = False,
-    ) -> Picture:
+    def image(self, wish: PictureWish) -> Picture:
         from PIL import Image
 
-        self.images.append((steps, size, enabled, unet))
-        self.fails(enabled, size)
+        self.images.append((wish.steps, wish.size, wish.enabled, wish.unet))
+        self.fails(wish.enabled, wish.size)
         while not self.image_may_end.wait(POLL_S):
-            if cancelled():
+            if wish.cancelled():
                 raise Cancelled("cancelled")
-        progress(1.0)
-        image = Image.new("RGB", (size, size), (100, 100, 103 if enabled else 100))
+        wish.progress(1.0)
+        colour = (100, 100, 103 if wish.enabled else 100)
+        image = Image.new("RGB", (wish.size, wish.size), colour)
         image.info["parameters"] = "a secret prompt"
-        return Picture(image, (2.0 if enabled else 4.0) - unet, 5.0, math.nan)
+        return Picture(image, (2.0 if wish.enabled else 4.0) - wish.unet, 5.0, math.nan)
 
     def output_directory(self) -> Path | None:
         return self.directory

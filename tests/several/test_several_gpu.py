@@ -156,7 +156,7 @@ def test_what_it_costs(team: Team, step: Any, gpu: torch.device, unet: Any) -> N
         torch.cuda.synchronize(gpu)
         times[name] = 1000 * (time.perf_counter() - begin) / STEPS
     replica = team.members[0]._replica
-    assert replica is not None and replica.is_pinned
+    assert replica is not None and replica._shared.is_pinned
     tensors = [parameter for parameter in unet.parameters()]
     begin = time.perf_counter()
     sent = replica.fill(tensors, range(len(tensors)))

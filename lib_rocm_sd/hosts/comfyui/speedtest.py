@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from lib_rocm_sd.hosts.comfyui.model import OPTIONS, WITHOUT, is_dynamic, optimi
 from lib_rocm_sd.hosts.comfyui.vae import given, usable
 from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.rows import Row
-from lib_rocm_sd.lab.speed_job import Attention, Busy, Denoiser, Picture
+from lib_rocm_sd.lab.speed_job import Attention, Busy, Denoiser, Picture, PictureWish
 from lib_rocm_sd.lab.speed_result import OURS, WHAT, Document, Request
 from lib_rocm_sd.lab.speed_session import session as speed
 from lib_rocm_sd.lab.speed_text import machine_line, printable, to_markdown
@@ -98,15 +98,7 @@ class Comfy:
             raise ValueError(f"DynamicVRAM loads this model: {node}, or {WITHOUT}")
         return denoiser(self._model, self.device, self._level)
 
-    def image(
-        self,
-        steps: int,
-        size: int,
-        enabled: bool,
-        progress: Callable[[float], None],
-        cancelled: Callable[[], bool],
-        unet: bool = False,
-    ) -> Picture:
+    def image(self, wish: PictureWish) -> Picture:
         raise ValueError("whole pictures are made by workflows")
 
     def output_directory(self) -> Path | None:

@@ -30,7 +30,16 @@ from lib_rocm_sd.hosts.webui import unet as unet_host
 from lib_rocm_sd.hosts.webui import vae as a1111_vae
 from lib_rocm_sd.hosts.webui.attention import autocast
 from lib_rocm_sd.hosts.webui.seams import optimizer
-from lib_rocm_sd.lab.speed_job import PROMPT, SEED, Attention, Busy, Cancelled, Denoiser, Picture
+from lib_rocm_sd.lab.speed_job import (
+    PROMPT,
+    SEED,
+    Attention,
+    Busy,
+    Cancelled,
+    Denoiser,
+    Picture,
+    PictureWish,
+)
 from lib_rocm_sd.lab.speed_session import session
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.runtime import background
@@ -123,24 +132,16 @@ class WebUI:
             module.to(self.device)
             self._moved.append((module, at))
 
-    def image(
-        self,
-        steps: int,
-        size: int,
-        enabled: bool,
-        progress: Callable[[float], None],
-        cancelled: Callable[[], bool],
-        unet: bool = False,
-    ) -> Picture:
+    def image(self, wish: PictureWish) -> Picture:
         """By the loaded checkpoint. ValueError where the extension on would change nothing."""
         self._move_back()
         model = _model()
-        if enabled and _why_nothing():
+        if wish.enabled and _why_nothing():
             raise ValueError(f"this extension is not in use: {_why_nothing()}")
-        p = _processing(model, steps, size)
-        counted = Steps(model, steps, self.device, progress, cancelled)
+        p = _processing(model, wish.steps, wish.size)
+        counted = Steps(model, wish.steps, self.device, wish.progress, wish.cancelled)
         try:
-            with _last_prompt_kept(), _switched(p, enabled, unet), counted:
+            with _last_prompt_kept(), _switched(p, wish.enabled, wish.unet), counted:
                 image, seconds = _made(p)
         except (Cancelled, RuntimeError, MemoryError, ValueError):
             raise

@@ -21,6 +21,7 @@ from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.vae.program import Program
 from tests.vae.vae_models import error, image, ldm_coder, needs_half, own
 from tests.verify.amdgpu import launch
@@ -97,7 +98,7 @@ def test_the_self_test_of_a_card(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As its owner runs it, of each op the smallest case, and the smallest over a shortcut."""
-    smallest: dict[tuple[str, bool], tuple[int, selftest_cases.CardCase]] = {}
+    smallest: dict[tuple[str, bool], tuple[int, Subject]] = {}
     for case in selftest_cases.cases(arch.table()[gpu.gfx]):
         size = torch.Size(case.op.output_shape(case.problem)).numel()
         kind = (case.op.name, getattr(case.problem, "in_place", False))

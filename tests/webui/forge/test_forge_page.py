@@ -50,7 +50,11 @@ def test_status_and_speed_test(forge: Any, gpu: FakeGpu) -> None:
             made = steps.call(*args, **kwargs)
     assert steps.dtype == "bfloat16" and 0 < (made - expected).abs().max() < 0.2
     with side.queue():
-        pictures = [side.image(2, 64, on, lambda done: None, lambda: False) for on in (False, True)]
+        wish = webui.library("lab.speed_job").PictureWish
+        pictures = [
+            side.image(wish(2, 64, on, False, lambda done: None, lambda: False))
+            for on in (False, True)
+        ]
     assert all(picture.it_per_s > 0 for picture in pictures)
     assert not webui.errors_reported
 
