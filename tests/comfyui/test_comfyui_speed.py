@@ -15,6 +15,7 @@ from lib_rocm_sd.hosts.comfyui import nodes, speedtest
 from lib_rocm_sd.hosts.comfyui import unet as comfy_unet
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.speed_result import Document
+from tests.comfyui.play import CARD
 from tests.comfyui.test_comfyui_nodes import vae_of
 from tests.comfyui.unet_steps import forwards, model_of, step, with_ours
 
@@ -40,10 +41,26 @@ def rows(content: dict[str, Any], test: str) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in content["rows"] if row["test"] == test}
 
 
-def test_without_a_card_the_hosts_own_are_timed_and_ours_say_why(comfy: Any, outputs: Path) -> None:
+def test_without_a_card_nothing_is_timed_or_kept(comfy: Any, outputs: Path) -> None:
+    _, content, text = run(model_of(comfy), vae_of(comfy))
+    why = "nothing of ROCm SD can run here (no GPU: this is the CPU)"
+    assert text == f"The speed test did not run: {why}" and content == {"reason": why}
+    assert not outputs.exists()
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is a card of ours, as far as the node asks; nothing is compiled or tried for it."""
+    monkeypatch.setattr(speedtest, "identify", lambda device: CARD)
+
+
+def test_a_card_that_nothing_of_ours_runs_on_says_so_first(
+    comfy: Any, known: None, outputs: Path
+) -> None:
     model, vae = model_of(comfy), vae_of(comfy)
     vae.patcher = None
     plot, content, text = run(model, vae)
+    assert text.startswith("Nothing of ROCm SD ran: no GPU: this is the CPU.\n\n### Speed test")
     assert content["complete"] and content["request"]["what"] == ["attention", "vae", "step"]
     assert "ComfyUI's current (attention_pytorch)" in rows(content, "attention")
     for test in ("attention", "vae", "step"):
@@ -65,10 +82,13 @@ def test_it_is_about_the_card_that_the_model_is_on(comfy: Any) -> None:
     assert speedtest.Comfy(None, None, "Auto").device == torch.device("cpu")
 
 
-def test_a_step_is_ours_where_it_can_be(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_ours_where_it_can_be(
+    comfy: Any, known: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(comfy_unet, "unusable", lambda device: [])
     model = model_of(comfy)
-    _, content, _ = run(model)
+    _, content, text = run(model)
+    assert text.startswith("### Speed test")
     ours = rows(content, "step")["rocm_sd"]
     assert ours["median"] > 0 and 0 < ours["error"] < 0.1
     assert (
@@ -78,7 +98,9 @@ def test_a_step_is_ours_where_it_can_be(comfy: Any, monkeypatch: pytest.MonkeyPa
     assert not forwards(model)
 
 
-def test_a_step_is_the_models_with_its_patches(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_the_models_with_its_patches(
+    comfy: Any, known: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In both of its rows, and without what a node of ours has set already."""
     monkeypatch.setattr(comfy_unet, "unusable", lambda device: [])
     seen: list[bool] = []
@@ -94,7 +116,7 @@ def test_a_step_is_the_models_with_its_patches(comfy: Any, monkeypatch: pytest.M
     assert not any(row["reason"] for row in rows(content, "step").values())
 
 
-def test_what_is_no_unet_says_so(comfy: Any) -> None:
+def test_what_is_no_unet_says_so(comfy: Any, known: None) -> None:
     base = comfy.base.BaseModel({"query_dim": 32, "heads": 4, "dim_head": 8})
     _, content, text = run(comfy.patcher.ModelPatcher(base, None, None))
     assert "not a UNet" in rows(content, "step")["rocm_sd"]["reason"] and "not a UNet" in text
@@ -110,7 +132,7 @@ def test_what_is_no_unet_says_so(comfy: Any) -> None:
     ids=["a reason", "a mistake", "memory"],
 )
 def test_a_test_that_cannot_run_fails_no_workflow(
-    comfy: Any, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+    comfy: Any, known: None, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(models: Any) -> None:
         raise error
@@ -121,7 +143,9 @@ def test_a_test_that_cannot_run_fails_no_workflow(
     assert plot.shape == (1, 2 * speedtest.PAD + speedtest.LINE, speedtest.WIDTH, 3)
 
 
-def test_cancel_ends_it_as_comfyui_does(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_ends_it_as_comfyui_does(
+    comfy: Any, known: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(speedtest, "POLL_S", 0.01)
     comfy.management.interrupt_current_processing()
     with pytest.raises(comfy.management.InterruptProcessingException):

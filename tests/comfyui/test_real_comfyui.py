@@ -133,7 +133,7 @@ def test_without_a_card_the_nodes_change_nothing_and_say_why(
     assert "Before it" not in said or said.count("VAE decode: 0 of 2 calls ours") == 2
 
 
-def test_the_speed_test_gives_its_result_and_says_what_did_not_run(installed: Server) -> None:
+def test_the_speed_test_measures_nothing_without_a_card(installed: Server) -> None:
     made = installed.make(
         {
             "1": WITHOUT_NODES["1"],
@@ -150,9 +150,9 @@ def test_the_speed_test_gives_its_result_and_says_what_did_not_run(installed: Se
             },
         }
     )
-    said = made.texts["2"]
-    for part in ("**attention**", "**vae**", "**step**", "ComfyUI's current", "no GPU"):
-        assert part in said.replace("&#39;", "'")
+    assert made.texts["2"] == (
+        "The speed test did not run: nothing of ROCm SD can run here (no GPU: this is the CPU)"
+    )
     assert made.picture.startswith(b"\x89PNG")
 
 

@@ -188,6 +188,9 @@ def run(model: Any, vae: Any, level: str, preset: str) -> Document:
     ValueError or Busy with a reason.
     """
     side = Comfy(model, vae, level)
+    unfit = identify(side.device).reasons
+    if unfit:
+        raise ValueError(f"nothing of ROCm SD can run here ({'; '.join(unfit)})")
     parts = ("attention", *(["vae"] if vae is not None else []), *(["step"] if model else []))
     side.load()
     _get_ready(side.device)
@@ -209,8 +212,6 @@ def run(model: Any, vae: Any, level: str, preset: str) -> Document:
 
 def _get_ready(device: torch.device) -> None:
     """Wait until nothing is compiled or tried any more."""
-    if identify(device).reasons:
-        return
     end = time.monotonic() + READY_S
     for begin in (usable, unet.unusable):
         begin(device)
@@ -219,12 +220,23 @@ def _get_ready(device: torch.device) -> None:
             time.sleep(POLL_S)
 
 
+def nothing_ran(document: Document) -> str:
+    """The headline where no time of ours was measured, with the first reason; else empty."""
+    own = [row for row in document.rows if row.way == OURS[row.test]]
+    if any(not row.reason for row in own):
+        return ""
+    why = next((row.reason for row in own), "the test was ended before")
+    return f"Nothing of ROCm SD ran: {why}"
+
+
 # -- the plot: bars drawn by Pillow ---------------------------------------------------------------
 
 
 def plot_of(document: Document) -> torch.Tensor:
     """(1, H, W, 3), 0..1."""
+    headline = nothing_ran(document)
     lines: list[Line] = [
+        *([(headline, 0.0, INK, "")] if headline else []),
         (f"ROCm SD speed test, {document.date[:10]}", 0.0, INK, ""),
         (machine_line(document.machine), 0.0, INK, ""),
     ]
@@ -302,4 +314,6 @@ def run_node(preset: str, level: str, model: Any, vae: Any) -> tuple[torch.Tenso
         said = f"The speed test did not run: {why}"
         return text_plot(said), json.dumps({"reason": why}), said
     content = json.dumps(document.as_dict(), indent=1, ensure_ascii=False)
-    return plot_of(document), content, to_markdown(document)
+    headline = nothing_ran(document)
+    said = f"{headline}.\n\n" if headline else ""
+    return plot_of(document), content, said + to_markdown(document)
