@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Sets this extension up. Needs Python 3.10 or newer and nothing else.
 
-python install.py         as the WebUI runs it at every start: compiles what the GPUs here need
+python install.py         as the WebUI runs it at every start, and ComfyUI-Manager at each update:
+                          compiles what the GPUs here need
+python install.py doctor  python -m lib_rocm_sd doctor, also where -m does not look in here,
+                          as in ComfyUI's portable package
 python3 install.py demo   makes .venv, installs what is missing, generates the demo's pictures;
                           with --ui it opens the Speed test tab as a page of this machine
 python3 install.py test   the same set-up, then linters and tests; other arguments go to pytest
@@ -52,17 +55,17 @@ def say(line: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# --- as the WebUI runs it
+# --- as a host runs it
 
 
 def webui_hook() -> int:
-    """Never spoils the WebUI's start: whatever goes wrong is one line, and the status is 0."""
+    """Never spoils a host's start: whatever goes wrong is one line, and the status is 0."""
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         prepare_kernels()
     except (Exception, KeyboardInterrupt) as error:
         reason = " ".join(str(error).split()) or "interrupted"
-        say(f"{NAME}: {type(error).__name__}: {reason}. The WebUI works as before.")
+        say(f"{NAME}: {type(error).__name__}: {reason}. All else works as before.")
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     return 0
@@ -74,14 +77,14 @@ def interrupt(_number: int, _frame: "FrameType | None") -> None:
 
 
 def prepare_kernels() -> None:
-    """Compile ahead what the GPUs of this machine need, into the cache where the WebUI looks, and
+    """Compile ahead what the GPUs of this machine need, into the cache where the host looks, and
     have it tried there in processes that may die.
     """
     from lib_rocm_sd import cache
     from lib_rocm_sd.runtime import torch_build
 
     if "--skip-install" in sys.argv[1:] + torch_build.webui_arguments(os.environ):
-        say(f"{NAME}: --skip-install: nothing is compiled now, but while the WebUI is open.")
+        say(f"{NAME}: --skip-install: nothing is compiled now, but later, in the background.")
         return
     folder = host_cache(Path(sys.argv[0]))
     if folder is not None:
@@ -106,33 +109,33 @@ def wanted_gpus() -> "tuple[str, list[Arch]]":
         say(f"{NAME}: {line}")
     reason = present.contradiction()
     if reason:
-        return f"nothing is compiled: {reason}. The WebUI works as before", []
+        return f"nothing is compiled: {reason}. All else works as before", []
     gpus = present.find()
     ask = not gpus and present.torch_alone_knows()
     if not (gpus or ask):
-        return "no AMD GPU is reported by this system. The WebUI works as before", []
+        return "no AMD GPU is reported by this system. All else works as before", []
     known = [arch for _, arch in gpus if arch is not None]
     if not (known or ask):
         names = ", ".join(name for name, _ in gpus)
-        return f"not among the GPUs known here: {names}. The WebUI works as before", []
+        return f"not among the GPUs known here: {names}. All else works as before", []
     reason = torch_refusal()
     if reason:
         return reason, []
     if ask:
         known, why = present.ask_torch(ASK_LIMIT_S, lambda line: say(f"{NAME}: {line}"))
         if not known:
-            return f"nothing is compiled now: {why}. The WebUI works as before", []
+            return f"nothing is compiled now: {why}. All else works as before", []
     return "", [arch for arch in known if not arch.integrated] or known
 
 
 def torch_refusal() -> str:
     """Why what is compiled now might never be used by the torch that is installed; else empty.
 
-    Where that changes later, the WebUI compiles while it is open.
+    Where that changes later, the host compiles while it is open.
     """
     from lib_rocm_sd.runtime import torch_build
 
-    later = "what it needs is compiled while the WebUI is open"
+    later = "what it needs is compiled later, in the background"
     try:
         build = torch_build.installed()
     except ValueError as error:
@@ -140,7 +143,7 @@ def torch_refusal() -> str:
     if build is None:
         return f"torch is not installed yet; {later}"
     reason = torch_build.refusal(build, os.environ)
-    return f"nothing is compiled: {reason}. The WebUI works as before" if reason else ""
+    return f"nothing is compiled: {reason}. All else works as before" if reason else ""
 
 
 def host_cache(script: Path) -> "Path | None":
@@ -173,7 +176,7 @@ def compile_for(arch: "Arch", deadline: float) -> None:
         say(f"{NAME}: {arch.gfx}: all {len(specs)} kernels are ready.")
         return
     if cache.directory() is None:
-        say(f"{NAME}: nothing is compiled now, it could not be kept. The WebUI works as before.")
+        say(f"{NAME}: nothing is compiled now, it could not be kept. All else works as before.")
         for reason in cache.reasons():
             say(f"  {reason}")
         return
@@ -187,7 +190,7 @@ def compile_for(arch: "Arch", deadline: float) -> None:
     if compilers.serves(arch):
         compile_each(missing, arch, deadline, jobs)
         return
-    say("  No compiler here can serve. The WebUI works as before.")
+    say("  No compiler here can serve. All else works as before.")
     for name, reasons in compilers.survey(arch).items():
         say(f"  {name}: {'; '.join(reasons)}")
 
@@ -221,7 +224,7 @@ def try_kernels(chosen: "list[Arch]", folder: "Path | None", deadline: float) ->
             stamp.put(gfx, whole=False)
     if done.trouble or not told:
         why = f"that {done.trouble}" if done.trouble else "torch reports no card for them"
-        say(f"  {why[:1].upper()}{why[1:]}. They are tried while the WebUI is open.")
+        say(f"  {why[:1].upper()}{why[1:]}. They are tried later, in the background.")
 
 
 def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, jobs: int) -> None:
@@ -248,7 +251,7 @@ def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, job
             failures += outcome[1]
             say(f"  [{finished}/{len(missing)}] {label(running[done])}: {outcome[0]}")
             if failures == FAILURES_BEFORE_GIVING_UP:
-                say("  No more is tried now; it is tried again while the WebUI is open.")
+                say("  No more is tried now; it is tried again later, in the background.")
                 return
             if cache.unwritten():
                 group.end()
@@ -261,7 +264,7 @@ def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, job
         pool.shutdown(cancel_futures=True)
     if finished < len(missing):
         left = len(missing) - finished
-        say(f"  Time is up; the other {left} are compiled while the WebUI is open.")
+        say(f"  Time is up; the other {left} are compiled later, in the background.")
     else:
         say(f"  That took {time.monotonic() - started:.0f} s.")
 
@@ -349,7 +352,7 @@ def command(name: str, arguments: "list[str]") -> int:
 
 
 def main() -> int:
-    """Choose by the first argument; without one, the WebUI is the caller."""
+    """Choose by the first argument; without one, a host is the caller."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if str(ROOT) not in sys.path:  # python -I and -P leave it out
         sys.path.insert(0, str(ROOT))
@@ -363,6 +366,10 @@ def main() -> int:
         console.escape()
     if name in ("demo", "test"):
         return command(name, sys.argv[2:])
+    if name == "doctor":
+        from lib_rocm_sd.__main__ import main as commands
+
+        return commands(sys.argv[1:])
     if name in ("-h", "--help"):
         say(__doc__ or "")
         return 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MARK = "rocm_sd: "
 MOST_REASONS = 3
 IN_VAIN = 3
-"""So many in a row that could not be tried at all: the rest is left to the WebUI."""
+"""So many in a row that could not be tried at all: the rest is left to the host."""
 
 Say = Callable[[str], None]
 
@@ -138,7 +138,7 @@ def try_all(
     for line in _barred(found, halted):
         say(line)
     if len(found) < len(listed) and not halted:
-        say(f"The other {len(listed) - len(found)} are tried while the WebUI is open.")
+        say(f"The other {len(listed) - len(found)} are tried later, in the background.")
     return found
 
 

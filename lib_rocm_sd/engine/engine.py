@@ -246,7 +246,7 @@ class Engine:
     def status_line(
         self,
         device: torch.device,
-        otherwise: str = "the WebUI's own optimizer is used",
+        otherwise: str = "all else works as before",
         op: Op[Any, Any] = ATTENTION,
     ) -> str:
         """One sentence: attention runs on our kernel, or why it does not. Compiles and tests."""

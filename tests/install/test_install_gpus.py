@@ -128,7 +128,7 @@ def test_an_override_that_names_another_family_has_nothing_compiled(
 @pytest.mark.parametrize(
     ("build_of_torch", "words"),
     [
-        (None, "torch is not installed yet; what it needs is compiled while the WebUI is open"),
+        (None, "torch is not installed yet; what it needs is compiled later, in the background"),
         (ValueError("version.py cannot be read"), "version.py cannot be read; what it needs"),
         (TorchBuild("2.13.0+cpu", None, None), "torch 2.13.0+cpu is a build without a GPU"),
         (TorchBuild("2.7.1+cu118", "11.8", None), "2.7.1+cu118 is a build for CUDA"),

@@ -77,7 +77,7 @@ def test_every_failure_is_one_line_and_status_0(
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     assert type(error).__name__ in out
-    assert "The WebUI works as before" in out
+    assert "All else works as before" in out
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,53 @@ def test_no_gpu_and_an_unknown_gpu(
     assert builder.built
 
 
+def test_doctor_where_python_looks_nowhere_else() -> None:
+    """As ComfyUI's portable package has it: a `._pth` file beside python.exe isolates it, so that
+    -m finds nothing in the current folder.
+    """
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "install.py", "doctor", "--help"],
+        cwd=SCRIPT.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--self-test" in done.stdout
+
+
+def test_the_whole_script_as_comfyui_manager_runs_it(tmp_path: Path) -> None:
+    """ltdrdata/ComfyUI-Manager f39cbd56, glob/manager_core.py: `python install.py` in the folder,
+    which counts as installed if the status is 0. Where ComfyUI's nodes look for kernels is the
+    user's cache, which is no host's.
+    """
+    extension = tmp_path / "custom_nodes" / "rocm-sd"
+    extension.parent.mkdir()
+    extension.symlink_to(SCRIPT.parent)
+    environment = {k: v for k, v in os.environ.items() if k != "COMMANDLINE_ARGS"}
+    environment |= {"COMFYUI_FOLDERS_BASE_PATH": str(tmp_path), "HIP_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(
+        [sys.executable, "install.py"],
+        cwd=extension,
+        env={**environment, "ROCM_SD_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "WebUI" not in done.stdout
+
+
+def test_no_folder_of_comfyui_is_a_webuis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "custom_nodes" / "rocm-sd"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("SD_WEBUI_CACHE_DIR", raising=False)
+    assert install.host_cache(Path("install.py")) is None
+
+
 def test_the_whole_script_in_a_webuis_folder(tmp_path: Path) -> None:
     """Started as the WebUI starts it, on this machine, whatever GPU that has."""
     extension = tmp_path / "extensions" / "rocm-sd"
@@ -157,7 +204,7 @@ def test_a_python_that_leaves_the_scripts_folder_out(how: str, tmp_path: Path) -
         check=False,
         timeout=WAIT_S,
     )
-    assert "The WebUI works as before" in done.stdout
+    assert "All else works as before" in done.stdout
     assert "Error" not in done.stdout
     assert (done.returncode, done.stderr) == (0, "")
 

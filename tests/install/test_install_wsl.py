@@ -80,7 +80,7 @@ def test_torch_is_asked_until_its_kernels_were_tried(
     [
         ("took longer than 60 s and was ended", [], "the process with torch took longer than 60 s"),
         ("crashed (SIGSEGV)", [], "the process with torch crashed (SIGSEGV)."),
-        ("", [], "nothing is compiled now: torch finds no GPU. The WebUI works as before"),
+        ("", [], "nothing is compiled now: torch finds no GPU. All else works as before"),
         ("", [("gfx803", ["an unknown card"])], "nothing is compiled now: an unknown card."),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_fault_is_said_and_the_next_start_asks_no_more(
 def test_what_time_does_not_suffice_for_is_left_to_the_webui(place: Place) -> None:
     first, left = try_all(place, 2.0, 3.0, limit_s=-1.0)
     assert "0 of 2 kernels passed" in first
-    assert left == "The other 2 are tried while the WebUI is open."
+    assert left == "The other 2 are tried later, in the background."
     assert not stamp.is_there(GFX)
 
 
@@ -86,7 +86,7 @@ def test_where_no_child_can_be_started_the_rest_is_not_asked(place: Place) -> No
     assert "0 of 7 kernels passed" in first
     assert len(reasons) == first_trials.MOST_REASONS
     assert all("no such interpreter" in reason for reason in reasons)
-    assert left == "The other 4 are tried while the WebUI is open."
+    assert left == "The other 4 are tried later, in the background."
     assert not stamp.is_there(GFX)
 
 
