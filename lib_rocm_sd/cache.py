@@ -14,12 +14,15 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from lib_rocm_sd import arch
+
+Value = TypeVar("Value")
 
 KINDS = ("code", "index", "compilers", "tune", "locks", "verdicts", "tried")
 """The subfolders; whatever else lies in the folder is not ours."""
@@ -27,6 +30,8 @@ _MAGIC = b"rocm_sd cache 1\n"
 _DIGEST_BYTES = 32
 _POLL_S = 0.02
 _STALE_S = 3600.0
+_PATIENCE_S = 3.0
+_LOCKS_OPEN_FILES = sys.platform == "win32"
 
 
 @dataclass
@@ -110,7 +115,7 @@ def _contents(path: Path) -> bytes | None:
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        with os.fdopen(os.open(path, flags), "rb") as file:
+        with os.fdopen(_patiently(lambda: os.open(path, flags)), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or _refusal(status):
                 return None
@@ -299,7 +304,7 @@ def _replace(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        temporary.replace(path)
+        _patiently(lambda: temporary.replace(path))
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -307,6 +312,20 @@ def _replace(path: Path, content: bytes) -> None:
         with suppress(OSError):
             if stale.stat().st_mtime < time.time() - _STALE_S:
                 stale.unlink()
+
+
+def _patiently(act: Callable[[], Value]) -> Value:
+    """What `act` gives, tried again while another program may have the file: on Windows none can be
+    replaced that is open, and a virus scanner opens what is new for up to some seconds.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return act()
+        except PermissionError:
+            if not _LOCKS_OPEN_FILES or _state.unwritten or time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
 
 
 def _opened_lock(path: Path) -> int | None:

@@ -115,10 +115,12 @@ def time_limit_s() -> float:
 def work_folder() -> Iterator[Path]:
     """A folder for one compilation, gone afterwards. Raises OSError where none can be made.
 
-    Where this process is killed meanwhile, the next one that compiles removes it.
+    Where this process is killed meanwhile, or a virus scanner has a file of it open, which Windows
+    then does not remove, a later one that compiles removes it.
     """
     _sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"rocm_sd_{os.getpid()}_") as folder:
+    prefix = f"rocm_sd_{os.getpid()}_"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 

@@ -205,6 +205,32 @@ def test_a_full_disk_means_memory(fresh_cache: Path, monkeypatch: pytest.MonkeyP
     assert cache.unwritten() == ""
 
 
+@pytest.mark.parametrize("refusals", [3, 1000])
+def test_a_file_that_a_virus_scanner_has_open_is_waited_for(
+    refusals: int, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, a file cannot be replaced meanwhile: for some seconds, and then once only."""
+    clock, replace, asked = [0.0], Path.replace, [0]
+
+    def refused(path: Path, target: Path) -> Path:
+        asked[0] += 1
+        if asked[0] <= refusals:
+            raise PermissionError(errno.EACCES, "Access is denied")
+        return replace(path, target)
+
+    monkeypatch.setattr(cache, "_LOCKS_OPEN_FILES", True)
+    monkeypatch.setattr(Path, "replace", refused)
+    monkeypatch.setattr(cache.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(cache.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
+    cache.write("code", KEY, b"data")
+    stored = (fresh_cache / "code" / f"{KEY}.co").exists()
+    assert (stored, bool(cache.unwritten())) == ((True, False) if refusals == 3 else (False, True))
+    assert cache.read("code", KEY) == b"data"
+    before = clock[0]
+    cache.write("code", "b" * 64, b"more")
+    assert clock[0] == before  # not waited for again
+
+
 def test_the_hosts_folder_comes_before_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,14 +77,14 @@ def test_no_hip_runtime_is_a_launch_error(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(libraries, "rocm_library_folders", lambda: [tmp_path])
     with pytest.raises(LaunchError, match="no HIP runtime"):
         hip.library()
-    (tmp_path / "libamdhip64.so").write_bytes(b"not a library")
-    with pytest.raises(LaunchError, match=r"libamdhip64\.so"):
+    name = "amdhip64_7.dll" if sys.platform == "win32" else "libamdhip64.so"
+    (tmp_path / name).write_bytes(b"not a library")
+    with pytest.raises(LaunchError, match=name):
         hip.library()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="/proc is Linux's")  # noqa: PTH110
 def test_loaded_libraries_has_torchs() -> None:
-    assert any(path.name.startswith("libtorch_cpu") for path in hip.loaded_libraries())
+    assert "torch_cpu" in [path.stem.removeprefix("lib") for path in hip.loaded_libraries()]
 
 
 @pytest.mark.parametrize(

@@ -39,16 +39,16 @@ def started(script: str, temporary: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @linux_only
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
 def test_what_a_killed_process_started_ends_and_its_folder_goes(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: str
 ) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     killed = started(COMPILING, temporary, *sleeper(tmp_path / "pid"))
     pid = int(noted(tmp_path / "pid"))
     (left,) = temporary.glob("rocm_sd_*")
-    killed.send_signal(number)
+    killed.send_signal(signal.Signals[number])
     killed.communicate(timeout=WAIT_S)
     assert wait_until_gone(pid)
     ours = temporary / f"rocm_sd_{os.getpid()}_in_use"
@@ -75,6 +75,23 @@ def test_without_room_for_temporary_files_nothing_is_raised(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     done = process.run([sys.executable, "-c", "pass"], 60)
     assert done.trouble.startswith("could not be started: ")
+
+
+def test_a_work_folder_that_cannot_be_removed_spoils_no_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on Windows while a virus scanner has a file of it open."""
+
+    def refused(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "The process cannot access the file")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with monkeypatch.context() as patch, process.work_folder() as folder:
+        file = (folder / "kernel.co").open("wb")
+        if sys.platform != "win32":
+            patch.setattr(os, "unlink", refused)
+    file.close()
+    assert folder.exists()
 
 
 def test_what_a_program_prints_and_its_arguments_are_its_own() -> None:
