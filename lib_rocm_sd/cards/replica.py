@@ -83,6 +83,7 @@ class Link:
         answer = self._answers.next(limit_s)
         if answer is None:
             raise LostError(self.ending())
+        self._words.clear()  # of what has gone well
         return answer
 
     def ending(self) -> str:

@@ -39,6 +39,8 @@ class Kind:
     times: dict[Way, float] = field(default_factory=dict)
     speeds: dict[int, float] = field(default_factory=dict)
     """Rows per ms of each card, by its place in a way."""
+    expected: dict[Way, float] = field(default_factory=dict)
+    """What a way takes by the cards' speeds when it was last timed."""
     recent: dict[Hashable, deque[float]] = field(default_factory=dict)
     """What the last calls of a way took, and the last rows of a card."""
 
@@ -74,6 +76,10 @@ class Shares:
         if not self._is_measured(record, whole) or rows < 2 or not any(usable[1:]):
             return whole
         divided = self.divided(kind, rows, usable)
+        slower = record.expected.get(divided, 0.0) if any(divided[1:]) else 0.0
+        if _expected(record, divided) < GAIN * slower:  # timed while a card was held up
+            record.calls[divided] = self.warm
+            del record.times[divided], record.recent[divided], record.expected[divided]
         fitting = [way for way in record.calls if _fits(way, usable)]
         measured = [way for way in fitting if self._is_measured(record, way)]
         begun = [way for way in fitting if way not in measured]
@@ -102,7 +108,7 @@ class Shares:
         """Measure all ways again, when they come up: the cards may have become others."""
         for record in self._kinds.values():
             record.calls = dict.fromkeys(record.calls, self.warm)
-            for known in (record.times, record.speeds, record.recent):
+            for known in (record.times, record.speeds, record.recent, record.expected):
                 known.clear()  # type: ignore[attr-defined]
 
     def alone(self, kind: Hashable, rows: int) -> str:
@@ -125,6 +131,7 @@ class Shares:
         for card, (rows, own_ms) in enumerate(zip(way, each, strict=False)):
             if rows and own_ms > 0:
                 record.speeds[card] = 1 / record.typical(card, own_ms / rows)
+        record.expected[way] = _expected(record, way)
 
     def _is_measured(self, record: Kind, way: Way) -> bool:
         measured = self.measured if any(way[1:]) else 1

@@ -88,6 +88,11 @@ def test_words_are_logged(team: Teams, plan: Path, caplog: pytest.LogCaptureFixt
         while "a word of its own" not in caplog.text and time.monotonic() < end:
             time.sleep(0.01)
     assert "replica on cpu: a word of its own" in caplog.text
+    plan.write_text("")
+    team.call()
+    os.kill(team.member.pid, signal.SIGKILL)  # of which its words say nothing
+    team.call()
+    assert team.team.why == "cpu: its process ended by signal 9"
 
 
 def test_a_process_that_cannot_be_started(unet: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,3 +113,13 @@ def test_a_stretch_that_was_held_up_ends_no_way() -> None:
     assert set(played(shares, 8, {0: 40.0, 1: 40.0}, 5)) == {(4, 4)}
     assert set(played(shares, 8, {0: 10.0, 1: 10.0}, 9)) == {(4, 4)}
     assert played(shares, 8, {0: 40.0, 1: 40.0}, 9)[-1] == (8, 0)
+
+
+def test_a_way_that_was_timed_beside_a_busy_card_is_timed_again() -> None:
+    shares = Shares()
+    played(shares, 4, {0: 10.0, 1: 11.0}, 2 * ONCE)
+    busy = played(shares, 4, {0: 10.0, 1: 26.0}, 4 * ONCE)
+    assert (2, 2) in busy and busy[-1] == (3, 1)
+    free = played(shares, 4, {0: 10.0, 1: 11.0}, 4 * ONCE)
+    assert free[-1] == (2, 2)
+    assert free.index((2, 2)) < 8  # of the last calls, most were quick
