@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+ALLOW_ZLUDA = "ROCM_SD_ALLOW_ZLUDA"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,19 @@ class Facts:
     driver: tuple[str, ...] = ()
 
 
+def _nobody_tests(info: DeviceInfo) -> Sequence[str]:
+    return (
+        "torch runs through ZLUDA, which this program does not test before it uses kernels beside "
+        f"it; {ALLOW_ZLUDA}=1 uses them untested",
+    )
+
+
+judge_zluda: Callable[[DeviceInfo], Sequence[str]] = _nobody_tests
+"""Why nothing may be launched beside ZLUDA on a card that our kernels serve; `trials.zluda` is the
+one who knows. `forget` is called where it will answer otherwise than before.
+"""
+
+
 def identify(device: torch.device) -> DeviceInfo:
     """What `device` is; asks torch once per device. Never raises for a device that torch has."""
     return _identify(device.type, device.index)
@@ -66,7 +80,10 @@ def forget() -> None:
 
 @lru_cache(maxsize=64)
 def _identify(kind: str, index: int | None) -> DeviceInfo:
-    return decide(_facts(kind, index), os.environ)
+    info = decide(_facts(kind, index), os.environ)
+    if info.backend != "zluda" or info.reasons or os.environ.get(ALLOW_ZLUDA) == "1":
+        return info
+    return replace(info, reasons=tuple(judge_zluda(info)))
 
 
 def _facts(kind: str, index: int | None) -> Facts:
@@ -90,7 +107,9 @@ def _facts(kind: str, index: int | None) -> Facts:
 
 
 def decide(facts: Facts, environ: Mapping[str, str]) -> DeviceInfo:
-    """The device that `facts` describe, under the switches in `environ`."""
+    """The device that `facts` describe, under the switches in `environ`; what `judge_zluda` says
+    comes on top.
+    """
     if facts.kind == "cpu":
         return _without(facts, "cpu", "no GPU: this is the CPU")
     if facts.kind != "cuda":
@@ -128,11 +147,8 @@ def _hip(facts: Facts, environ: Mapping[str, str]) -> DeviceInfo:
 def _zluda(facts: Facts, environ: Mapping[str, str]) -> DeviceInfo:
     arch = by_marketing_name(facts.name.rstrip().removesuffix("[ZLUDA]"))
     why: tuple[str, ...] = ()
-    if environ.get("ROCM_SD_ALLOW_ZLUDA") != "1":
-        why += (
-            "torch runs through ZLUDA: launching our kernels beside it was never tried, so it is "
-            "off unless ROCM_SD_ALLOW_ZLUDA=1 is set",
-        )
+    if environ.get(ALLOW_ZLUDA) == "0":
+        why += (f"torch runs through ZLUDA, and {ALLOW_ZLUDA}=0 is set",)
     if arch is None:
         why += (_unknown("", facts.name),)
     return DeviceInfo(facts.index, facts.name, "zluda", arch.gfx if arch else None, arch, why)

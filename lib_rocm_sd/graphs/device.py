@@ -13,9 +13,9 @@ import torch
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.memory import is_recording, recording
+from lib_rocm_sd.runtime.zluda import CAPTURED
 
 VARIABLE = "ROCM_SD_GRAPHS"
-AMD_BACKENDS = ("hip", "zluda")
 
 _pauses = 0
 _lock = threading.Lock()
@@ -83,7 +83,10 @@ def obstacle(device: torch.device, wish: bool | None = None) -> str:
         return "graphs are for GPUs"
     if wish is False:
         return OFF
-    if identify(device).backend in AMD_BACKENDS and wish is None:
+    backend = identify(device).backend
+    if backend == "zluda":
+        return CAPTURED
+    if backend == "hip" and wish is None:
         return "HIP's graphs are used only where they are asked for"
     if torch.__version__.startswith(("1.", "2.0.")):
         return "this torch's graphs would disturb other threads"

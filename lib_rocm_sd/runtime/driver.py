@@ -30,9 +30,9 @@ class Driver(ABC):
     Raises LaunchError with the library's own words, or DeviceOutOfMemoryError.
     """
 
-    default_stream_only = False
-    """True where a stream of torch's means nothing to this library, except the default one, which
-    is 0 to both.
+    translate: Callable[[int], int] | None = None
+    """What makes this library's stream of one of torch's, where these are others except for the
+    default one, which is 0 to both; raises LaunchError.
     """
     _load_name: str
     _function_name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ _CALLERS = ("libtorch_hip", "libc10_hip", "torch_hip", "c10_hip", "nvcuda")
 
 
 class HipDriver(Driver):
-    """`library` is a loaded libamdhip64."""
+    """`library` is a loaded libamdhip64; `translate`: see `Driver`."""
 
     _load_name, _function_name = "hipModuleLoadData", "hipModuleGetFunction"
     _launch_name, _end = "hipModuleLaunchKernel", 3
 
-    def __init__(self, library: ctypes.CDLL, default_stream_only: bool = False) -> None:
+    def __init__(self, library: ctypes.CDLL, translate: Callable[[int], int] | None = None) -> None:
         super().__init__(library, hipGetLastError=[])
-        self.default_stream_only = default_stream_only
+        self.translate = translate
         self._text = library.hipGetErrorString
         self._text.argtypes, self._text.restype = [c_int], c_char_p
 
@@ -44,7 +44,7 @@ def library() -> ctypes.CDLL:
     """
     path = loaded_runtime()
     if path is not None:
-        return _handle(path)
+        return opened(path)
     candidates = list(libraries.files(libraries.rocm_library_folders(), AMDHIP64))
     for path in candidates:
         try:
@@ -74,7 +74,7 @@ def called_by(path: Path) -> Path | None:
     """The HIP runtime whose functions a loaded module calls; None where it calls none yet."""
     if sys.platform == "win32":
         return _windows_called_by(path)
-    function = getattr(_handle(path), AMDHIP64.symbol, None)  # searches what the module depends on
+    function = getattr(opened(path), AMDHIP64.symbol, None)  # searches what the module depends on
     if function is None:
         return None
     info = (c_void_p * 4)()  # Dl_info, which begins with the file's name
@@ -82,7 +82,8 @@ def called_by(path: Path) -> Path | None:
     return Path(os.fsdecode(ctypes.string_at(info[0]))).resolve() if info[0] else None
 
 
-def _handle(path: Path) -> ctypes.CDLL:
+def opened(path: Path) -> ctypes.CDLL:
+    """A handle of the library that this process has loaded from `path`. Raises LaunchError."""
     if sys.platform == "win32":
         return ctypes.CDLL(str(path))  # the loader gives back the module of this path
     try:
@@ -121,7 +122,7 @@ def _windows_called_by(path: Path) -> Path | None:
     """By the address of the first function that the module has of a HIP runtime: two modules of
     one name may be loaded, and Windows tells one of them by it.
     """
-    kernel, base = _kernel32(), int(_handle(path)._handle)
+    kernel, base = _kernel32(), int(opened(path)._handle)
     for name, table in libraries.imports(path).items():
         if AMDHIP64.matches(name):
             function, module = c_void_p.from_address(base + table), c_void_p()

@@ -14,7 +14,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.ops.base import MOST_WORK_ITEMS, KernelSpec, Launch
-from lib_rocm_sd.runtime import build, codeobject, cuda, hip
+from lib_rocm_sd.runtime import build, codeobject, cuda, hip, zluda
 from lib_rocm_sd.runtime.driver import Driver
 
 if TYPE_CHECKING:
@@ -95,16 +95,14 @@ class Launcher:
             with _on_device(index):
                 kernel = self._kernel(spec, params)
         start = self._driver.prepared(kernel.function, grid, block, kernel.lds_bytes, params)
-        default_only = self._driver.default_stream_only
+        translate = self._driver.translate
 
         def launch() -> None:
             if current() != index:
                 with _on_device(index):
                     return launch()
             handle = stream(index)
-            if handle and default_only:
-                raise _other_stream(spec)
-            return start(handle)
+            return start(translate(handle) if handle and translate else handle)
 
         return launch
 
@@ -128,8 +126,8 @@ class Launcher:
     def _launch(self, spec: KernelSpec, grid: int, block: int, params: ctypes.Structure) -> None:
         kernel = self._kernel(spec, params)
         stream = self._stream(self._index)
-        if stream and self._driver.default_stream_only:
-            raise _other_stream(spec)
+        if stream and self._driver.translate:
+            stream = self._driver.translate(stream)
         self._driver.launch(kernel.function, grid, block, kernel.lds_bytes, stream, params)
 
     def _kernel(self, spec: KernelSpec, params: ctypes.Structure) -> _Kernel:
@@ -174,12 +172,6 @@ class Launcher:
                 )
 
 
-def _other_stream(spec: KernelSpec) -> LaunchError:
-    return LaunchError(
-        f"{spec.entry}: only the default stream works here, and another one is current"
-    )
-
-
 _launchers: dict[tuple[int, str], Launcher] = {}
 
 
@@ -212,7 +204,7 @@ def driver_for(index: int) -> Driver:
     backend = identify(torch.device("cuda", index)).backend
     if backend == "cuda":
         return cuda.CudaDriver(cuda.library())
-    return hip.HipDriver(hip.library(), default_stream_only=backend == "zluda")
+    return zluda.driver() if backend == "zluda" else hip.HipDriver(hip.library())
 
 
 def _torch_calls() -> tuple[Callable[[int], int], Callable[[], int]]:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lib_rocm_sd.device import ALLOW_ZLUDA
 from lib_rocm_sd.runtime import layouts
 
 OLDEST = (2, 1)
@@ -75,8 +76,8 @@ def refusal(build: TorchBuild, environ: Mapping[str, str]) -> str:
         return f"torch {build.version} is a build without a GPU"
     if not zluda_present(environ):
         return f"torch {build.version} is a build for CUDA, and there is no ZLUDA to run it on AMD"
-    if environ.get("ROCM_SD_ALLOW_ZLUDA") != "1":
-        return f"torch {build.version} runs through ZLUDA, and ROCM_SD_ALLOW_ZLUDA=1 is not set"
+    if environ.get(ALLOW_ZLUDA) == "0":
+        return f"torch {build.version} runs through ZLUDA, and {ALLOW_ZLUDA}=0 is set"
     return ""
 
 

@@ -20,6 +20,7 @@ from lib_rocm_sd.graphs.device import obstacle
 from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ranges import ranges
 from lib_rocm_sd.report import Report
+from lib_rocm_sd.runtime.zluda import CAPTURED
 from tests.graph_tape import Desk, recording_cpu
 from tests.ops.toy_op import NO_GPU, Doubler, Inputs, op_of
 
@@ -366,7 +367,8 @@ OFF, HIPS = "graphs are off", "HIP's graphs are used only where they are asked f
         ("cuda", "", False, OFF),
         ("cuda", "0", True, OFF),
         ("hip", "", None, HIPS),
-        ("zluda", "", None, HIPS),
+        ("zluda", "", None, CAPTURED),
+        ("zluda", "1", True, CAPTURED),
         ("hip", "", True, ""),
         ("hip", "1", False, ""),
     ],

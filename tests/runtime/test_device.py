@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,13 +133,30 @@ def test_gfx_of_version(version: str, gfx: str) -> None:
     assert device.gfx_of_version(version) == gfx
 
 
-def test_zluda_is_off_unless_allowed() -> None:
+def test_zluda_is_judged_unless_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = Facts("cuda", 0, "AMD Radeon RX 7900 XTX [ZLUDA]", None, "", (8, 8))
     info = decide(facts, {})
-    assert (info.backend, info.gfx) == ("zluda", "gfx1100")
-    assert "never tried" in info.reasons[0]
-    assert "ROCM_SD_ALLOW_ZLUDA=1" in info.reasons[0]
-    assert decide(facts, {"ROCM_SD_ALLOW_ZLUDA": "1"}).reasons == ()
+    assert (info.backend, info.gfx, info.reasons) == ("zluda", "gfx1100", ())
+    assert "ROCM_SD_ALLOW_ZLUDA=0 is set" in decide(facts, {"ROCM_SD_ALLOW_ZLUDA": "0"}).reasons[0]
+    monkeypatch.setattr(device, "_facts", lambda kind, index: facts)
+    judged: list[str | None] = []
+    judge = device.judge_zluda
+
+    def noted(info: device.DeviceInfo) -> Sequence[str]:
+        judged.append(info.gfx)
+        return judge(info)
+
+    monkeypatch.setattr(device, "judge_zluda", noted)
+    monkeypatch.delenv("ROCM_SD_ALLOW_ZLUDA", raising=False)
+    found = []
+    for value in (None, "0", "1"):
+        if value:
+            monkeypatch.setenv("ROCM_SD_ALLOW_ZLUDA", value)
+        device.forget()
+        found.append(device.identify(torch.device("cuda", 0)).reasons)
+    device.forget()
+    assert "does not test" in found[0][0] and "=0 is set" in found[1][0] and found[2] == ()
+    assert judged == ["gfx1100"]
 
 
 def test_zluda_on_a_card_that_the_table_lacks_stays_off() -> None:

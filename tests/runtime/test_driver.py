@@ -136,10 +136,23 @@ def test_a_compile_error_reaches_the_caller(
         launcher.Launcher(hip.HipDriver(hip_library), 0, ROW)(SPEC, 1, 64, PARAMS, device())
 
 
+def only_default(handle: int) -> int:
+    raise LaunchError(f"only the default stream, not {handle:#x}")
+
+
+def test_streams_are_translated(hip_library: Any, fake_torch: Torch) -> None:
+    driver = hip.HipDriver(hip_library, lambda handle: handle + 1)
+    fake_torch.stream = 0x10
+    launch = launcher.Launcher(driver, 0, ROW)
+    launch(SPEC, 1, 64, PARAMS, device())
+    launch.prepare(SPEC, 1, 64, PARAMS, device())()
+    assert sum("stream 11 " in line for line in notes(hip_library)) == 2
+
+
 def test_where_streams_mean_nothing_only_the_default_one_is_used(
     hip_library: Any, fake_torch: Torch
 ) -> None:
-    launch = launcher.Launcher(hip.HipDriver(hip_library, default_stream_only=True), 0, ROW)
+    launch = launcher.Launcher(hip.HipDriver(hip_library, only_default), 0, ROW)
     with pytest.raises(LaunchError, match="default stream"):
         launch(SPEC, 1, 64, PARAMS, device())
     fake_torch.stream = 0
@@ -213,7 +226,7 @@ def test_a_prepared_launch_minds_device_stream_and_errors(
     with pytest.raises(DeviceOutOfMemoryError):
         start()
     start()
-    only = hip.HipDriver(hip_library, default_stream_only=True)
+    only = hip.HipDriver(hip_library, only_default)
     start = repeated(launcher.Launcher(only, 1, ROW))
     with pytest.raises(LaunchError, match="default stream"):
         start()

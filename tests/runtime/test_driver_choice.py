@@ -12,7 +12,7 @@ import pytest
 from lib_rocm_sd import device as devices
 from lib_rocm_sd.device import Facts
 from lib_rocm_sd.errors import LaunchError
-from lib_rocm_sd.runtime import cuda, hip, launcher, libraries
+from lib_rocm_sd.runtime import cuda, hip, launcher, libraries, zluda
 from tests.runtime.code_objects import c_library
 from tests.runtime.driver_doubles import HIP, ROW, cuda_library, hip_library
 
@@ -109,13 +109,15 @@ def test_the_driver_follows_the_device(
     monkeypatch.setattr(devices, "_facts", lambda kind, index: facts)
     monkeypatch.setattr(hip, "library", lambda: hip_library)
     monkeypatch.setattr(cuda, "library", lambda: cuda_library)
+    beside = hip.HipDriver(hip_library)
+    monkeypatch.setattr(zluda, "driver", lambda: beside)
     devices.forget()
     try:
         found = launcher.driver_for(0)
     finally:
         devices.forget()
     assert isinstance(found, cuda.CudaDriver) == (wanted == "cuda")
-    assert found.default_stream_only == (wanted == "zluda")
+    assert (found is beside) == (wanted == "zluda")
 
 
 def test_the_drivers_know_no_launcher() -> None:

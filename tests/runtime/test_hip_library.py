@@ -116,7 +116,7 @@ def test_the_default_stream_is_null(
 ) -> None:
     monkeypatch.setattr(launcher, "_torch_calls", lambda: (lambda index: 0, lambda: 0))
     monkeypatch.setattr(launcher, "_capturing", lambda: False)
-    run(launcher.Launcher(hip.HipDriver(library, default_stream_only=True), 0, ROW))
+    run(launcher.Launcher(hip.HipDriver(library, lambda handle: handle // 0), 0, ROW))
     assert " stream 0 " in hip_library.notes(library)[-1]
 
 
