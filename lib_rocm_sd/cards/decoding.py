@@ -178,7 +178,8 @@ class Decoding(Work):
         rows = 0
         for member in self.members:
             if member.wants_trial(kind) and member.has(subject):
-                rows = _compared_rows(image)
+                # All of the picture's, unless they are more than may be sent back.
+                rows = min(8 * image.shape[2], SHARED_BYTES // 3 // _row_bytes(image))
                 more = {"scale": kind.scale, "rows": rows}
                 if member.try_(kind, {"image": image[:1]}, rows * _row_bytes(image), more):
                     trials.append(member)
@@ -282,8 +283,3 @@ class SeveralProgram(TogetherProgram):
 def _row_bytes(image: torch.Tensor) -> int:
     """More than a row of the picture takes: of three channels, eight times as wide, in float32."""
     return 4 * 3 * 8 * image.shape[3]
-
-
-def _compared_rows(image: torch.Tensor) -> int:
-    """Rows of a picture that are compared: all, unless they are more than may be sent back."""
-    return min(8 * image.shape[2], SHARED_BYTES // 3 // _row_bytes(image))

@@ -111,16 +111,13 @@ def _of_convolution(module: nn.Conv2d) -> list[str]:
     reasons = []
     if type(module).forward is not nn.Conv2d.forward:
         reasons.append("a convolution with a forward of its own")
-    rows = (module.kernel_size[0], module.stride[0], _padding(module))
+    padding = module.padding if isinstance(module.padding, str) else module.padding[0]
+    rows = (module.kernel_size[0], module.stride[0], padding)
     if rows not in ((1, 1, 0), (3, 1, 1), (3, 2, 1)):
         reasons.append("kernel {}, stride {}, padding {}".format(*rows))
     if module.dilation[0] != 1 or module.padding_mode != "zeros":
         reasons.append(f"dilation {module.dilation[0]}, padding mode {module.padding_mode}")
     return reasons
-
-
-def _padding(module: nn.Conv2d) -> int | str:
-    return module.padding if isinstance(module.padding, str) else module.padding[0]
 
 
 EXACT_STEPS = 2

@@ -425,13 +425,6 @@ def _compilers_text(findings: dict[str, Any]) -> Iterator[str]:
         yield f"kernels for {row['gfx']} compiled: {', '.join(each)}{reason}"
 
 
-def _tuned_text(findings: dict[str, Any]) -> Iterator[str]:
-    for row in findings["tuned"]:
-        counts = (f"{row[name]} {words}" for name, words in CHOSEN_BY.items() if row[name])
-        yield f"configs that run first on {row['gfx']}: {', '.join(counts)}"
-        yield from (f"  {reason}" for reason in row["reasons"])
-
-
 def _cache_text(findings: dict[str, Any]) -> Iterator[str]:
     row = findings["cache"]
     if row["directory"] is None:
@@ -446,7 +439,10 @@ def _work_text(findings: dict[str, Any]) -> Iterator[str]:
         yield from _problems(row, row["status"])
     if not findings["work"]:
         yield "not tried without torch"
-    yield from _tuned_text(findings)
+    for row in findings["tuned"]:
+        counts = (f"{row[name]} {words}" for name, words in CHOSEN_BY.items() if row[name])
+        yield f"configs that run first on {row['gfx']}: {', '.join(counts)}"
+        yield from (f"  {reason}" for reason in row["reasons"])
 
 
 def _vae_text(findings: dict[str, Any]) -> Iterator[str]:

@@ -110,11 +110,8 @@ def stored(card: Gpu, slot: Slot) -> dict[AttentionProblem, Each]:
         timing = times.get(VARIANT.name)
         if timing is not None and len(timing.each) >= min(2, _configs(card, problem)):
             rows[problem] = dict(timing.each)
-    return {problem: rows[problem] for problem in sorted(rows, key=_size)}
-
-
-def _size(problem: AttentionProblem) -> tuple[int, ...]:
-    return (problem.seq_q, problem.seq_k, problem.heads, problem.batch)
+    by_size = sorted(rows, key=lambda p: (p.seq_q, p.seq_k, p.heads, p.batch))
+    return {problem: rows[problem] for problem in by_size}
 
 
 def _configs(card: Gpu, problem: AttentionProblem) -> int:

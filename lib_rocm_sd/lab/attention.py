@@ -110,10 +110,7 @@ def problems(args: argparse.Namespace, device: torch.device) -> Problems:
     """Label and problem of what is asked for, one dtype after the other. Raises UsageError where
     nothing is.
     """
-
-    def is_long(problem: AttentionProblem) -> bool:
-        return device.type == "cpu" and problem.flops > QUICK_CPU_FLOPS
-
+    most = QUICK_CPU_FLOPS if device.type == "cpu" else math.inf
     if args.small:
         every = [(f"odd {number}", problem) for number, problem in enumerate(ODD, 1)]
     else:
@@ -121,7 +118,7 @@ def problems(args: argparse.Namespace, device: torch.device) -> Problems:
             (case.name, replace(case.problem, dtype=dtype))
             for dtype in dict.fromkeys(args.dtype or DTYPES[: 1 if args.quick else None])
             for case in CASES
-            if args.case or not args.quick or (case.usual and not is_long(case.problem))
+            if args.case or not args.quick or (case.usual and case.problem.flops <= most)
         ]
     return named_cases(every, args.case)
 

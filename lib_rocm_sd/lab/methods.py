@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 
@@ -53,7 +52,8 @@ class _HostMethod(Variant[AttentionProblem, AttentionInputs]):
         q, k, v, _, scale = call.inputs
         batch, seq_q, heads, head_dim = q.shape
         free = free_bytes(q.device)
-        queries, keys, values = (_heads_first(tensor) for tensor in (q, k, v))
+        # (B, S, H, D) to (B*H, S, D)
+        queries, keys, values = (t.transpose(1, 2).flatten(0, 1).contiguous() for t in (q, k, v))
         out = self._attend(queries, keys, values, scale_of(q, scale), free)
         out = out.view(batch, heads, seq_q, head_dim).transpose(1, 2)
         return out.reshape(batch, seq_q, heads * head_dim)
@@ -62,11 +62,6 @@ class _HostMethod(Variant[AttentionProblem, AttentionInputs]):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, free: int
     ) -> torch.Tensor:
         raise NotImplementedError
-
-
-def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
-    """(B, S, H, D) -> (B*H, S, D), contiguous."""
-    return tensor.transpose(1, 2).flatten(0, 1).contiguous()
 
 
 class DoggettxLike(_HostMethod):
@@ -154,12 +149,6 @@ METHODS: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (
 CONFIGS_OF = "gfx1100"
 
 
-@cache
-def with_amd_loops(spec: KernelSpec) -> KernelSpec:
-    """The same, with the loops that AMD runs."""
-    return replace(spec, defines=(*spec.defines, ("AMD_LOOPS", 1)))
-
-
 class AmdLoops(MatrixAttention):
     """kernels/attention.hip with AMD_LOOPS."""
 
@@ -178,7 +167,8 @@ class AmdLoops(MatrixAttention):
         return self.configs(arch, problem)[:1]
 
     def spec(self, problem: AttentionProblem, config: AttentionConfig) -> KernelSpec:
-        return with_amd_loops(super().spec(problem, config))
+        spec = super().spec(problem, config)
+        return replace(spec, defines=(*spec.defines, ("AMD_LOOPS", 1)))
 
 
 # -- what is exact --------------------------------------------------------------------------------

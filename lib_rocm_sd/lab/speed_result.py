@@ -177,6 +177,10 @@ class History:
     skipped: Mapping[str, str]
 
 
+SAME = ("card", "gfx", "backend", "os")
+"""Facts that machines share whose figures may be put beside each other as older and newer."""
+
+
 def history(directory: Path | None, machine: Mapping[str, Any]) -> History:
     """All documents in `directory` of this machine: the same card, system and kind of torch."""
     documents, skipped = [], {}
@@ -186,7 +190,8 @@ def history(directory: Path | None, machine: Mapping[str, Any]) -> History:
         except (OSError, ValueError) as error:
             skipped[path.name] = reason_of(error)
             continue
-        if same_machine(document.machine, machine):
+        same = all(document.machine.get(key) == machine.get(key) for key in SAME)
+        if same:
             documents.append(document)
         else:
             skipped[path.name] = "of another machine"
@@ -201,11 +206,6 @@ def files(directory: Path | None, pattern: str) -> list[Path]:
         return sorted(path for path in directory.glob(pattern) if path.is_file())
     except OSError:
         return []
-
-
-def same_machine(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether figures of both may be put beside each other as older and newer."""
-    return all(one.get(key) == other.get(key) for key in ("card", "gfx", "backend", "os"))
 
 
 def reason_of(error: BaseException) -> str:

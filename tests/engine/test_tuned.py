@@ -202,7 +202,7 @@ def test_the_reason_is_shown(
     assert "attention.json is ignored: it is damaged" in said and "are ready" in said
     found = doctor._tuned(ROW)
     assert found["default"] == 12 and "is damaged" in found["reasons"][0]
-    assert "is damaged" in "\n".join(doctor._tuned_text({"tuned": [found]}))
+    assert "is damaged" in "\n".join(doctor._work_text({"work": [], "tuned": [found]}))
     notes = MatrixAttention().notes(ROW, AttentionProblem(1, 1, 8, 8, DIM))
     assert len(notes) == 1 and "is damaged" in notes[0]
 
