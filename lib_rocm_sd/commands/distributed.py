@@ -12,10 +12,9 @@ import math
 import operator
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +33,8 @@ from lib_rocm_sd.hosts.diffusers.ranks import vae_bands
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import patched_vae
 from lib_rocm_sd.lab import models
-from lib_rocm_sd.lab.rows import Columns, Result, Row, say, spread
+from lib_rocm_sd.lab.rows import OURS, Columns, Result, Row, say, spread
+from lib_rocm_sd.lab.timing import wall_ms
 
 SESSION = DEFAULT.patiently()
 BLOCKS, EAGER = "our blocks", "eager"
@@ -136,14 +136,6 @@ def _measure(group: Group, args: argparse.Namespace, machine: dict[str, Any]) ->
 
 
 @dataclass(frozen=True)
-class _Timing:
-    times_ms: list[float]
-    sent_bytes: float
-    exchanges: float
-    result: Any
-
-
-@dataclass(frozen=True)
 class Ranks:
     """The tests of a group, each timed `runs` times."""
 
@@ -165,16 +157,16 @@ class Ranks:
                     for pictures in (1, group.size):
                         batch = f"batch split, {pictures} pictures"
                         test = "guidance split" if pictures == 1 else batch
-                        about = (test, f"{model} {side}x{side}", way)
+                        row = Row(test, f"{model} {side}x{side}", way)
                         split = guidance_split(unet.module, group)
-                        yield self._compared(*about, _step(unet, side, pictures), split, steps)
+                        yield self._compared(row, _step(unet, side, pictures), split, steps)
             del unet
         for model, side in self.size.rows:
             unet = models.unet(model, group.device, dtype)
             parallel = patch_parallel(unet.module, group)
-            about = ("patch parallel", f"{model} {side}x{side}", EAGER)
+            row = Row("patch parallel", f"{model} {side}x{side}", EAGER)
             has_split = operator.attrgetter("split_calls")
-            yield self._compared(*about, _step(unet, side), parallel, steps, has_split=has_split)
+            yield self._compared(row, _step(unet, side), parallel, steps, has_split=has_split)
             del unet
         yield from self._decodes(models.coder("decoder", group.device, dtype, self.size.small))
 
@@ -193,7 +185,7 @@ class Ranks:
                 group.gather(own)
 
             for test, call in (("swap", swap), ("gather", gather)):
-                yield self._row(test, f"{count} bytes", "", self._timed(call, 10))
+                yield self._timed(Row(test, f"{count} bytes"), call, 10)[0]
 
     def _decodes(self, coder: models.Coder) -> Iterator[Row]:
         vae = SimpleNamespace(decoder=coder.module)
@@ -201,32 +193,36 @@ class Ranks:
             decode = partial(coder.module, coder.random_input(side, side))
             whole = patched_vae(vae, "whole", None, SESSION)
             bands = vae_bands(vae, self.group, SESSION)
+            row = Row("VAE bands", f"decode {side}x{side}", OURS)
             yield self._compared(
-                *("VAE bands", f"decode {side}x{side}", "rocm_sd", decode, bands, 1, whole),
-                has_split=lambda programs: programs["decoder"].shared_runs,
+                *(row, decode, bands, 1, whole), lambda programs: programs["decoder"].shared_runs
             )
 
     def _compared(
         self,
-        test: str,
-        case: str,
-        way: str,
+        row: Row,
         call: Callable[[], torch.Tensor],
         split: AbstractContextManager[Any],
         steps: int,
         whole: AbstractContextManager[Any] | None = None,
         has_split: Callable[[Any], Any] = lambda parts: True,
     ) -> Row:
-        """`call` by one rank alone, within `whole`, and by all, within `split`."""
+        """The row of `call` by one rank alone, within `whole`, and by all, within `split`."""
         with whole or nullcontext():
             one_ms, wanted = self._alone(call, steps)
         with split as parts:
-            timing = self._timed(call, steps)
-        told = "" if has_split(parts) else NOT_SPLIT
-        return self._row(test, case, way, timing, one_ms, wanted, told)
+            row, result = self._timed(row, call, steps)
+        row = replace(row, one_ms=one_ms, note="" if has_split(parts) else NOT_SPLIT)
+        if wanted is None:
+            return row
+        gap = (result.float() - wanted.float()).abs().max()
+        equal = torch.equal(result, wanted)
+        return replace(row, equal=equal, error=float(gap / wanted.abs().max()))
 
-    def _timed(self, call: Callable[[], Any], steps: int) -> _Timing:
-        """`steps` calls in a row, `runs` times; of each run the slowest rank's time for a call."""
+    def _timed(self, row: Row, call: Callable[[], Any], steps: int) -> tuple[Row, Any]:
+        """The row with times of `steps` calls in a row, `runs` times: of each run the slowest
+        rank's for a call. And the last result.
+        """
         group, traffic = self.group, self.group.traffic
         with torch.no_grad():
             for _ in range(self.size.warmups):
@@ -236,11 +232,13 @@ class Ranks:
             for _ in range(self.runs):
                 group.objects(None)
                 before = (traffic.sent_bytes, traffic.exchanges)
-                times.append(self._time_ms(call, steps))
+                times.append(wall_ms(call, group.device, steps))
                 sent += traffic.sent_bytes - before[0]
                 exchanges += traffic.exchanges - before[1]
         slowest = [max(each) for each in zip(*group.objects(times), strict=True)]
-        return _Timing(slowest, sent / self.runs / steps, exchanges / self.runs / steps, result)
+        calls = self.runs * steps
+        row = replace(row, ranks=group.size, sent_mib=sent / calls / 2**20)
+        return replace(row, **spread(slowest), exchanges=exchanges / calls), result
 
     def _alone(self, call: Callable[[], Any], steps: int) -> tuple[float, torch.Tensor | None]:
         """Rank 0's ms and result, while the others wait."""
@@ -249,48 +247,8 @@ class Ranks:
             with torch.no_grad():
                 for _ in range(self.size.warmups):
                     result = call()
-                times = [self._time_ms(call, steps) for _ in range(self.runs)]
+                times = [wall_ms(call, self.group.device, steps) for _ in range(self.runs)]
         return statistics.median(self.group.objects(times)[0]), result
-
-    def _time_ms(self, call: Callable[[], Any], steps: int) -> float:
-        """One call of `steps`."""
-        self._synchronize()
-        begin = time.perf_counter()
-        for _ in range(steps):
-            call()
-        self._synchronize()
-        return (time.perf_counter() - begin) * 1e3 / steps
-
-    def _synchronize(self) -> None:
-        if self.group.device.type == "cuda":
-            torch.cuda.synchronize(self.group.device)
-
-    def _row(
-        self,
-        test: str,
-        case: str,
-        way: str,
-        timing: _Timing,
-        one_ms: float = math.nan,
-        wanted: torch.Tensor | None = None,
-        told: str = "",
-    ) -> Row:
-        equal, error = None, math.nan
-        if wanted is not None:
-            equal = torch.equal(timing.result, wanted)
-            gap = (timing.result.float() - wanted.float()).abs().max()
-            error = float(gap / wanted.abs().max())
-        return Row(
-            *(test, case, way),
-            **spread(timing.times_ms),
-            error=error,
-            note=told,
-            ranks=self.group.size,
-            one_ms=one_ms,
-            sent_mib=timing.sent_bytes / 2**20,
-            exchanges=timing.exchanges,
-            equal=equal,
-        )
 
 
 def _step(unet: models.Unet, side: int, pictures: int = 1) -> Callable[[], torch.Tensor]:
