@@ -22,7 +22,6 @@ import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.catalog.unet import FACTOR
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab import vae_ways as tilings
 from lib_rocm_sd.lab.rows import Row, spread
 from lib_rocm_sd.lab.speed_job import FAILED, LONG_S, Guard, Job, Shares, side, why
@@ -56,11 +55,10 @@ class _Method:
 
 
 class _Decoder:
-    """The host's module, its inputs and exact results."""
+    """The host's module, its inputs and exact results, in a job."""
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self.module = module
-        self.device = device
+    def __init__(self, module: nn.Module, job: Job) -> None:
+        self.module, self.job, self.device = module, job, job.device
         self.dtype = next(module.parameters()).dtype
         self.channels = int(getattr(getattr(module, "conv_in", None), "in_channels", 4))
         self._exact: dict[int, torch.Tensor] = {}
@@ -71,11 +69,11 @@ class _Decoder:
         values = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(size))
         return values.to(self.device, self.dtype)
 
-    def exact(self, size: int, guard: Guard) -> torch.Tensor:
+    def exact(self, size: int) -> torch.Tensor:
         """In float32, by a copy of the module; on the CPU."""
         if size not in self._exact:
             single = copy.deepcopy(self.module).float()
-            with no_tf32(), self.watched(single, guard, True):
+            with no_tf32(), self.watched(single, self.job.guard(long=True), True):
                 self._exact[size] = single(self.latent(size).float()).cpu()
             del single
             clean(self.device)
@@ -111,8 +109,8 @@ def rows(job: Job) -> Iterator[Row]:
         module = job.side.vae()
         if module is None:
             raise ValueError("there is no VAE to run")  # noqa: TRY301
-        decoder = _Decoder(module, job.device)
-        methods = _methods(job, decoder)
+        decoder = _Decoder(module, job)
+        methods = _methods(decoder)
         usable = partial(engine.usable, job.device, CONVS["3x3"])
         lacking = "; ".join(Guard(job.cancelled).beside(usable))
     except FAILED as failure:
@@ -132,15 +130,15 @@ def rows(job: Job) -> Iterator[Row]:
                 yield replace(row, reason=lacking)
                 continue
             job.told(shares.fraction, f"VAE, {side(size)}: {method.name}")
-            row = job.row(row, size, _row, method, decoder, size, job, share_s, eager_error)
+            row = job.row(row, size, _row, method, decoder, size, share_s, eager_error)
             eager_error = row.error if method.name == EAGER else eager_error
             yield row
 
 
-def _methods(job: Job, decoder: _Decoder) -> list[_Method]:
+def _methods(decoder: _Decoder) -> list[_Method]:
     """The module itself first: ours is judged by its error."""
-    methods = [_Method(EAGER, decoder.eager), _ours(decoder, job.side.session)]
-    if job.request.preset == "quick":
+    methods = [_Method(EAGER, decoder.eager), _ours(decoder)]
+    if decoder.job.request.preset == "quick":
         return methods
     scale, tile, margin = (FACTOR, 1), tilings.TILE // FACTOR, tilings.DECODER_MARGIN // FACTOR
 
@@ -154,8 +152,9 @@ def _methods(job: Job, decoder: _Decoder) -> list[_Method]:
     return [*methods, _Method(OVERLAP, overlap_blend), _Method(PER_TILE, per_tile_norm)]
 
 
-def _ours(decoder: _Decoder, session: Session) -> _Method:
+def _ours(decoder: _Decoder) -> _Method:
     program, device = Program(decoder.module), decoder.device
+    session = decoder.job.side.session
 
     def get_ready(size: int, guard: Guard) -> None:
         side = size // FACTOR
@@ -172,24 +171,17 @@ def _ours(decoder: _Decoder, session: Session) -> _Method:
 
 
 def _row(
-    row: Row,
-    method: _Method,
-    decoder: _Decoder,
-    size: int,
-    job: Job,
-    share_s: float,
-    eager_error: float,
+    row: Row, method: _Method, decoder: _Decoder, size: int, share_s: float, eager_error: float
 ) -> Row:
-    method.get_ready(size, job.guard())
-    row = _verified(row, method, decoder, size, job, eager_error)
-    return row if row.reason else _timed(row, method, decoder, size, job, share_s)
+    method.get_ready(size, decoder.job.guard())
+    row = _verified(row, method, decoder, size, eager_error)
+    return row if row.reason else _timed(row, method, decoder, size, share_s)
 
 
-def _verified(
-    row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, eager_error: float
-) -> Row:
+def _verified(row: Row, method: _Method, decoder: _Decoder, size: int, eager_error: float) -> Row:
     """The row with its error, and a reason where that is too large."""
-    at, right = _right(decoder, size, job)
+    at, right = _right(decoder, size)
+    job = decoder.job
     call = partial(method.call, decoder.latent(at), job.guard(long=True))
     output = job.guard(long=True).beside(call, limited=True).float().cpu()
     if output.shape != right.shape:
@@ -205,25 +197,23 @@ def _verified(
     return row if at == size else replace(row, note=f"checked at {side(at)}")
 
 
-def _right(decoder: _Decoder, size: int, job: Job) -> tuple[int, torch.Tensor]:
+def _right(decoder: _Decoder, size: int) -> tuple[int, torch.Tensor]:
     """The exact result at `size` or at the first smaller one that fits into memory."""
     first = size if size <= CHECKED_SIZE else CHECKED_INSTEAD
     candidates = [first, *(smaller for smaller in CHECKED_ELSE if smaller < first)]
     for at in candidates:
         try:
-            return at, decoder.exact(at, job.guard(long=True))
+            return at, decoder.exact(at)
         except (RuntimeError, MemoryError) as error:
             if at == candidates[-1] or not is_out_of_memory(error):
                 raise
-            job.clean()
+            decoder.job.clean()
     raise AssertionError("unreachable")
 
 
-def _timed(
-    row: Row, method: _Method, decoder: _Decoder, size: int, job: Job, share_s: float
-) -> Row:
+def _timed(row: Row, method: _Method, decoder: _Decoder, size: int, share_s: float) -> Row:
     """A first run from beside, since it may search or compile; a second for the peak; the rest."""
-    device, latent = decoder.device, decoder.latent(size)
+    job, device, latent = decoder.job, decoder.device, decoder.latent(size)
     guard = job.guard(long=True)
 
     def first() -> None:

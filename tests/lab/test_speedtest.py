@@ -302,11 +302,11 @@ def test_a_vae_too_large_for_float32_is_checked_at_less(
     tried: list[int] = []
     exact = speed_vae._Decoder.exact
 
-    def short(self: Any, size: int, ask: Any) -> torch.Tensor:
+    def short(self: Any, size: int) -> torch.Tensor:
         tried.append(size)
         if size > 256:
             raise torch.cuda.OutOfMemoryError("out of memory")
-        return exact(self, size, ask)
+        return exact(self, size)
 
     monkeypatch.setattr(speed_vae._Decoder, "exact", short)
     side = Side()
