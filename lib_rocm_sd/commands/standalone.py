@@ -4,7 +4,6 @@ model.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,10 +23,10 @@ from lib_rocm_sd.lab.speed_job import (
     PROMPT,
     SEED,
     Attention,
-    Cancelled,
     Denoiser,
     Picture,
     PictureWish,
+    Steps,
     half,
 )
 from lib_rocm_sd.ops.linear.op import LINEAR
@@ -101,18 +100,10 @@ class Standalone:
         pipeline, device = self._pipeline, self.device
         if wish.unet:
             _check_blocks(device)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-        marks: list[float] = []
+        steps = Steps(wish, device)
 
         def after(_: Any, step: int, time_step: Any, values: dict[str, Any]) -> dict[str, Any]:
-            if step in (0, wish.steps - 1) and device.type == "cuda":
-                torch.cuda.synchronize(device)
-            marks.append(time.perf_counter())
-            wish.progress((step + 1) / (wish.steps + 1))
-            if wish.cancelled():
-                raise Cancelled("cancelled")
+            steps.note(step + 1)
             return values
 
         begin = time.perf_counter()
@@ -128,7 +119,7 @@ class Standalone:
                 callback_on_step_end=after,
             ).images[0]
         seconds = time.perf_counter() - begin
-        return Picture(image, seconds, _speed(marks), _peak_mib(device))
+        return Picture(image, seconds, steps.per_second(), steps.peak_mib())
 
 
 def _check_blocks(device: torch.device) -> None:
@@ -148,12 +139,6 @@ def _ours(unet: Any, device: torch.device) -> Iterator[None]:
         taken.give_back()
 
 
-def _peak_mib(device: torch.device) -> float:
-    if device.type != "cuda":
-        return math.nan
-    return torch.cuda.max_memory_allocated(device) / 2**20
-
-
 @contextmanager
 def _diffusers() -> Iterator[None]:
     """Raises ValueError where a package is missing."""
@@ -162,9 +147,3 @@ def _diffusers() -> Iterator[None]:
     except ImportError as error:
         name = error.name or "diffusers"
         raise ValueError(f"this needs {name}, which is not installed") from error
-
-
-def _speed(marks: list[float]) -> float:
-    """Steps per second; the first, which has also what comes before it, does not count."""
-    past = marks[-1] - marks[0] if len(marks) > 1 else 0.0
-    return (len(marks) - 1) / past if past > 0 else math.nan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -79,6 +79,52 @@ class PictureWish:
     unet: bool
     progress: Callable[[float], None]
     cancelled: Callable[[], bool]
+
+
+class Steps:
+    """The steps of a picture that is made on `device`: how fast they are, how far it is, when it
+    ends.
+    """
+
+    def __init__(self, wish: PictureWish, device: torch.device) -> None:
+        self._wish, self._device = wish, device
+        self._marks: list[Any] = []
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def note(self, done: int) -> None:
+        """Note a call of the UNet, after `done` steps. Raises Cancelled."""
+        if self._wish.cancelled():
+            raise Cancelled("cancelled")
+        mark: Any = perf_counter()
+        if self._device.type == "cuda":
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record(torch.cuda.current_stream(self._device))
+        self._marks.append(mark)
+        self._wish.progress(min(done / (self._wish.steps + 1), 1.0))
+
+    def per_second(self) -> float:
+        """Steps a second between the first and the last call; a step may be several calls.
+
+        NaN where that cannot be told.
+        """
+        calls = len(self._marks)
+        if calls < 2:
+            return math.nan
+        first, last = self._marks[0], self._marks[-1]
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            past_s = first.elapsed_time(last) / 1000
+        else:
+            past_s = last - first
+        return (calls - 1) * self._wish.steps / calls / past_s if past_s > 0 else math.nan
+
+    def peak_mib(self) -> float:
+        """The most device memory so far; NaN where the device cannot tell."""
+        if self._device.type != "cuda":
+            return math.nan
+        return torch.cuda.max_memory_allocated(self._device) / 2**20
 
 
 class HostSide(Protocol):

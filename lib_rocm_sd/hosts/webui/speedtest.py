@@ -8,11 +8,10 @@ the checkpoint's UNet, called alone as a sampler calls it.
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from lib_rocm_sd.lab.speed_job import (
     Denoiser,
     Picture,
     PictureWish,
+    Steps,
 )
 from lib_rocm_sd.lab.speed_session import session
 from lib_rocm_sd.ops.dtypes import HALVES
@@ -139,10 +139,11 @@ class WebUI:
         if wish.enabled and _why_nothing():
             raise ValueError(f"this extension is not in use: {_why_nothing()}")
         p = _processing(model, wish.steps, wish.size)
-        counted = Steps(model, wish.steps, self.device, wish.progress, wish.cancelled)
         try:
-            with _last_prompt_kept(), _switched(p, wish.enabled, wish.unet), counted:
-                image, seconds = _made(p)
+            with _last_prompt_kept(), _switched(p, wish.enabled, wish.unet):
+                counted = Steps(wish, self.device)
+                with _noted(model, counted):
+                    image, seconds = _made(p)
         except (Cancelled, RuntimeError, MemoryError, ValueError):
             raise
         except Exception as error:
@@ -281,66 +282,20 @@ def _why_nothing() -> str:
     return (engine.usable(host.device()) or why)[0]
 
 
-@dataclass
-class Steps:
-    """The steps of a picture that the WebUI makes: how fast they are, how far it is, when it ends.
+@contextmanager
+def _noted(model: Any, steps: Steps) -> Iterator[None]:
+    """Within it, each call of the model's UNet is noted; one that begins after a cancel raises."""
 
-    Within it, each call of the model's UNet is noted; one that begins after a cancel raises."""
+    def note(*_: Any) -> None:
+        steps.note(getattr(host.attribute("modules.shared", "state"), "sampling_step", 0))
 
-    model: Any
-    steps: int
-    device: torch.device
-    progress: Callable[[float], None]
-    cancelled: Callable[[], bool]
-    marks: list[Any] = field(default_factory=list)
-    hook: Any = None
-
-    def __enter__(self) -> Steps:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
-        unet = host.unet_of(self.model)
-        if unet is not None:
-            self.hook = unet.register_forward_pre_hook(self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.hook is not None:
-            self.hook.remove()
-
-    def _note(self, *_: Any) -> None:
-        if self.cancelled():
-            raise Cancelled("cancelled")
-        if self.device.type == "cuda":
-            mark = torch.cuda.Event(enable_timing=True)
-            mark.record(torch.cuda.current_stream(self.device))
-            self.marks.append(mark)
-        else:
-            self.marks.append(time.perf_counter())
-        step = getattr(host.attribute("modules.shared", "state"), "sampling_step", 0)
-        self.progress(min(step / (self.steps + 1), 1.0))
-
-    def per_second(self) -> float:
-        """Steps a second between the first and the last call; a step may be several calls.
-
-        NaN where that cannot be told.
-        """
-        calls = len(self.marks)
-        if calls < 2:
-            return math.nan
-        first, last = self.marks[0], self.marks[-1]
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            past_s = first.elapsed_time(last) / 1000
-        else:
-            past_s = last - first
-        return (calls - 1) * self.steps / calls / past_s if past_s > 0 else math.nan
-
-    def peak_mib(self) -> float:
-        """The most device memory so far; NaN where the device cannot tell."""
-        if self.device.type != "cuda":
-            return math.nan
-        return torch.cuda.max_memory_allocated(self.device) / 2**20
+    unet = host.unet_of(model)
+    hook = None if unet is None else unet.register_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 def denoiser(model: nn.Module, device: torch.device) -> Denoiser:
