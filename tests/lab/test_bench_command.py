@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -108,18 +107,3 @@ def test_the_time_left_follows_from_what_is_done(capsys: pytest.CaptureFixture[s
 def test_a_duration_in_words(seconds: float, words: str) -> None:
     assert rows.duration(seconds) == words
     assert rows.duration(2 * 3600.0) == "about 2 h"
-
-
-@pytest.mark.parametrize("op", ["group_norm", "layer_norm", "norm_gradients"])
-def test_a_norms_command_prints_a_table_and_writes_json(
-    op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "result.json"
-    command = ["bench", op, "--small", "--runs", "2", "--device", "cpu"]
-    assert __main__.main([*command, "--json", str(file)]) == 0
-    assert "rocm_sd      not run: no supported GPU" in capsys.readouterr().out
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    figures = [row for row in rows if not row["reason"]]
-    assert {row["way"] for row in figures} == {"copy", "torch"}
-    assert all(row["median_us"] > 0 and row["of_copy"] > 0 for row in figures)
-    assert all(row["error"] < 2e-2 for row in figures if row["way"] == "torch")
