@@ -16,9 +16,9 @@ from lib_rocm_sd.engine import measure as times
 from lib_rocm_sd.engine import memory
 from lib_rocm_sd.graphs import device as graphs
 from lib_rocm_sd.graphs import programs
-from lib_rocm_sd.hosts.webui.speedtest import Steps
 from lib_rocm_sd.lab import timing as lab_timing
 from lib_rocm_sd.lab import unet as bench_unet
+from lib_rocm_sd.lab.speed_job import PictureWish, Steps
 from lib_rocm_sd.vae.store import _Lane
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -154,10 +154,10 @@ def one_call(number: int) -> None:
 
 
 def times_of_steps() -> None:
-    steps = Steps(None, 2, SECOND, lambda share: None, lambda: False)
-    with steps:
-        steps._note()
-        steps._note()
+    wish = PictureWish(2, 64, True, False, lambda share: None, lambda: False)
+    steps = Steps(wish, SECOND)
+    steps.note(0)
+    steps.note(1)
     assert steps.per_second() == 1000.0
 
 
