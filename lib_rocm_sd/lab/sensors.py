@@ -16,11 +16,11 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import __version__
 from lib_rocm_sd.device import DeviceInfo, identify
@@ -36,18 +36,6 @@ class Reading:
     power_w: float | None = None
     core_mhz: float | None = None
     memory_mhz: float | None = None
-
-
-class Source(Protocol):
-    """Reads one card. `origin`: where from, in words. A reading may fail as OSError."""
-
-    origin: str
-
-    def read(self) -> Reading:
-        """What it tells now."""
-
-    def close(self) -> None:
-        """Nothing is read any more."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +74,6 @@ class Summary:
             if value is not None
         ]
         return "\n".join([*lines, f"{self.readings} readings of {self.origin}"])
-
-
-def summed(readings: Sequence[Reading], origin: str) -> Summary:
-    """Summary of these readings. A quantity that no reading has is left out."""
-
-    def quantity(name: str) -> Quantity | None:
-        values = [value for each in readings if (value := getattr(each, name)) is not None]
-        if not values:
-            return None
-        return Quantity(sum(values) / len(values), min(values), max(values))
-
-    power, core, memory = map(quantity, ("power_w", "core_mhz", "memory_mhz"))
-    if not (power or core or memory):
-        return Summary(origin=origin, reason=f"{origin} tells neither power nor clocks")
-    return Summary(len(readings), power, core, memory, origin)
 
 
 PCI = Path("/sys/bus/pci/devices")
@@ -271,6 +244,7 @@ def _asked(function: Any, *arguments: Any) -> float | None:
     return None if failed else float(value.value)
 
 
+Source = Sysfs | Nvml
 EVERY_S = 0.05
 
 
@@ -283,10 +257,21 @@ class Watch:
         self._stop = threading.Event()
 
     def summary(self) -> Summary:
-        """Summary of all readings, or why there are none."""
+        """Summary of all readings, or why there are none. A quantity that no reading has is left
+        out.
+        """
         if isinstance(self._source, str):
             return Summary(reason=self._source)
-        return summed(self._readings, self._source.origin)
+        origin = self._source.origin
+        quantities: dict[str, Any] = {}
+        for name in ("power_w", "core_mhz", "memory_mhz"):
+            read = (getattr(each, name) for each in self._readings)
+            values = [value for value in read if value is not None]
+            mean = sum(values) / max(len(values), 1)
+            quantities[name] = Quantity(mean, min(values), max(values)) if values else None
+        if not any(quantities.values()):
+            return Summary(origin=origin, reason=f"{origin} tells neither power nor clocks")
+        return Summary(len(self._readings), **quantities, origin=origin)
 
     @contextmanager
     def looking(self, every_s: float = EVERY_S) -> Iterator[None]:

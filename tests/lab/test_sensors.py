@@ -13,7 +13,7 @@ import torch
 
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.lab import sensors
-from lib_rocm_sd.lab.sensors import Quantity, Reading, Summary, Watch, of_device, summed
+from lib_rocm_sd.lab.sensors import Quantity, Reading, Summary, Watch, of_device
 
 CARD = "0000:03:00.0"
 CUDA = torch.device("cuda:0")
@@ -203,7 +203,7 @@ class Counting:
 
 
 def test_it_is_looked_at_until_the_end() -> None:
-    source = Counting()
+    source: Any = Counting()
     found = Watch(source)
     with pytest.raises(RuntimeError), found.looking(60.0):
         raise RuntimeError("planted")
@@ -219,7 +219,11 @@ def test_without_numbers_there_is_a_reason() -> None:
     with found.looking():
         pass
     assert str(found.summary()) == "power and clocks: the card is elsewhere"
-    assert summed([Reading()], "it").reason == "it tells neither power nor clocks"
+    silent: Any = SimpleNamespace(origin="it", read=Reading, close=lambda: None)
+    found = Watch(silent)
+    with found.looking():
+        pass
+    assert found.summary().reason == "it tells neither power nor clocks"
 
 
 def test_who_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
