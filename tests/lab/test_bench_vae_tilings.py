@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lib_rocm_sd.lab import models, vae_plot, vae_ways
+from lib_rocm_sd.lab import models, vae, vae_ways
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.vae_ways import WAYS
 
@@ -117,7 +117,7 @@ def rows() -> list[Row]:
 
 
 def test_the_plot_has_a_curve_per_way_and_value() -> None:
-    tree = ElementTree.fromstring(vae_plot.draw(rows(), "a <card> & more"))
+    tree = ElementTree.fromstring(vae.draw(rows(), "a <card> & more"))
     space = "{http://www.w3.org/2000/svg}"
     curves = tree.findall(f"{space}polyline")
     assert len(curves) == 2 * len(WAYS)
@@ -130,7 +130,7 @@ def test_the_plot_has_a_curve_per_way_and_value() -> None:
 @pytest.mark.parametrize("shown", [[], [Row(size=64, way="eager", runs=1, median=1.0)]])
 def test_the_plot_can_do_without_figures(shown: list[Row]) -> None:
     assert all(math.isnan(row.peak_mib) for row in shown)
-    assert ElementTree.fromstring(vae_plot.draw(shown, "CPU")).tag.endswith("svg")
+    assert ElementTree.fromstring(vae.draw(shown, "CPU")).tag.endswith("svg")
 
 
 def picture_tool() -> Any:
