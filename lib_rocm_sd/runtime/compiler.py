@@ -61,12 +61,20 @@ def defines_options(defines: Mapping[str, int]) -> list[str]:
     return [f"-D{name}={value}" for name, value in sorted(defines.items())]
 
 
+def real_path(path: Path) -> Path:
+    """`path` without links; as it is where the file system does not tell, as Windows' RAM disks."""
+    try:
+        return path.resolve()
+    except OSError:
+        return path.absolute()
+
+
 def file_identity(name: str, path: Path) -> str:
     """A compiler's identity by the file that holds it: name, real path, size and time of change;
     empty when it is gone.
     """
+    real = real_path(path)
     try:
-        real = path.resolve()
         status = real.stat()
     except OSError:
         return ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.runtime import libraries
+from lib_rocm_sd.runtime.compiler import real_path
 from lib_rocm_sd.runtime.driver import Driver, raise_status
 from lib_rocm_sd.runtime.layouts import AMDHIP64
 
@@ -66,8 +67,8 @@ def loaded_runtime() -> Path | None:
         if path.stem.lower() in _CALLERS and (called := called_by(path)) in loaded:
             return called
     order = libraries.rocm_library_folders()
-    places = {folder.resolve(): number for number, folder in reversed([*enumerate(order)])}
-    return min(loaded, key=lambda path: places.get(path.resolve().parent, len(order)))
+    places = {real_path(folder): number for number, folder in reversed([*enumerate(order)])}
+    return min(loaded, key=lambda path: places.get(real_path(path).parent, len(order)))
 
 
 def called_by(path: Path) -> Path | None:
@@ -79,7 +80,7 @@ def called_by(path: Path) -> Path | None:
         return None
     info = (c_void_p * 4)()  # Dl_info, which begins with the file's name
     ctypes.CDLL(None).dladdr(ctypes.cast(function, c_void_p), info)
-    return Path(os.fsdecode(ctypes.string_at(info[0]))).resolve() if info[0] else None
+    return real_path(Path(os.fsdecode(ctypes.string_at(info[0])))) if info[0] else None
 
 
 def opened(path: Path) -> ctypes.CDLL:
@@ -126,9 +127,11 @@ def _windows_called_by(path: Path) -> Path | None:
     for name, table in libraries.imports(path).items():
         if AMDHIP64.matches(name):
             function, module = c_void_p.from_address(base + table), c_void_p()
-            # Of an address, without counting it.
+            # Of an address, without counting it. It is the caller's own before the first call of
+            # what is loaded then.
             if kernel.GetModuleHandleExW(4 | 2, function, byref(module)):
-                return _module_file(kernel, module)
+                file = _module_file(kernel, module)
+                return file if AMDHIP64.matches(file.name) else None
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lib_rocm_sd.runtime import layouts
-from lib_rocm_sd.runtime.compiler import file_identity, remembered
+from lib_rocm_sd.runtime.compiler import file_identity, real_path, remembered
 from lib_rocm_sd.runtime.layouts import Library
 
 
@@ -51,7 +51,7 @@ def files(folders: Iterable[Path], library: Library) -> Iterator[Path]:
         names = (path for path in folder.glob("*") if library.matches(path.name))
         by_version = sorted(names, key=lambda path: (layouts.numbers(path), path.name))
         for path in reversed(by_version):
-            real = path.resolve()
+            real = real_path(path)
             if real not in seen and path.is_file():
                 seen.add(real)
                 yield path
