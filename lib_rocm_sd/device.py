@@ -63,14 +63,17 @@ def _nobody_tests(info: DeviceInfo) -> Sequence[str]:
 
 
 judge_zluda: Callable[[DeviceInfo], Sequence[str]] = _nobody_tests
-"""Why nothing may be launched beside ZLUDA on a card that our kernels serve; `trials.zluda` is the
-one who knows. `forget` is called where it will answer otherwise than before.
+"""Why nothing may be launched beside ZLUDA on a card that our kernels serve, asked at each
+`identify`; `trials.zluda` is the one who knows.
 """
 
 
 def identify(device: torch.device) -> DeviceInfo:
     """What `device` is; asks torch once per device. Never raises for a device that torch has."""
-    return _identify(device.type, device.index)
+    info = _identify(device.type, device.index)
+    if info.backend != "zluda" or info.reasons or os.environ.get(ALLOW_ZLUDA) == "1":
+        return info
+    return replace(info, reasons=tuple(judge_zluda(info)))
 
 
 def forget() -> None:
@@ -80,10 +83,7 @@ def forget() -> None:
 
 @lru_cache(maxsize=64)
 def _identify(kind: str, index: int | None) -> DeviceInfo:
-    info = decide(_facts(kind, index), os.environ)
-    if info.backend != "zluda" or info.reasons or os.environ.get(ALLOW_ZLUDA) == "1":
-        return info
-    return replace(info, reasons=tuple(judge_zluda(info)))
+    return decide(_facts(kind, index), os.environ)
 
 
 def _facts(kind: str, index: int | None) -> Facts:

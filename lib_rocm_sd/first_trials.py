@@ -76,12 +76,14 @@ def places(gfx: Iterable[str] = ()) -> list[Place]:
 
     from lib_rocm_sd.device import identify
     from lib_rocm_sd.engine.planner import default_launcher
-    from lib_rocm_sd.trials import place
+    from lib_rocm_sd.trials import place, zluda
 
     wanted = set(gfx)
     found: dict[str, Place] = {}
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for device in (torch.device("cuda", index) for index in range(count)):
+    devices = [torch.device("cuda", index) for index in range(count)]
+    zluda.settle(devices)
+    for device in devices:
         info = identify(device)
         if info.reasons or info.arch is None or (wanted and info.gfx not in wanted):
             continue

@@ -156,7 +156,11 @@ def _devices(broken: list[str]) -> list[tuple[torch.device, DeviceInfo]]:
         if old:
             broken.append(old)
             return []
-        return [(place, device.identify(place)) for place in places()]
+        from lib_rocm_sd.trials import zluda
+
+        found = list(places())
+        zluda.settle(found)
+        return [(place, device.identify(place)) for place in found]
     except TROUBLE as error:
         broken.append(f"torch cannot be used: {_line(error)}")
         return []

@@ -24,6 +24,7 @@ from lib_rocm_sd.runtime.driver import typed
 from lib_rocm_sd.runtime.layouts import AMDHIP64
 
 _NVCUDA = re.compile(r"(nvcuda\.dll|lib(nv)?cuda\.so[.\d]*)$", re.IGNORECASE)
+_COMPANION = re.compile(r"(lib)?(nv|cu|zluda|roc|hip|miopen|amd)", re.IGNORECASE)
 _STREAM = 1
 """The kind of object that is asked for; 0 is a context."""
 PLAIN = {12040: "4", 12080: "5", 13000: "6 or 7"}
@@ -35,7 +36,7 @@ CAPTURED = "nothing of ours is launched into a recording beside ZLUDA"
 
 @dataclass(frozen=True)
 class Zluda:
-    """The files of nvcuda and of the HIP runtime that it uses, both loaded."""
+    """The files of nvcuda and of the HIP runtime that it calls, both loaded."""
 
     nvcuda: Path
     hip: Path
@@ -44,6 +45,15 @@ class Zluda:
     def digest(self) -> str:
         """SHA-256 of nvcuda."""
         return hashlib.sha256(self.nvcuda.read_bytes()).hexdigest()
+
+    def companions(self) -> list[Path]:
+        """The libraries by which another process has this ZLUDA, if it loads them before torch, as
+        launchers do (load in modules/zluda_installer.py of AUTOMATIC1111's AMD fork).
+        """
+        folders = (self.nvcuda.parent, self.hip.parent)
+        near = (path for path in hip.loaded_libraries() if path.parent in folders)
+        named = (path for path in near if _COMPANION.match(path.name))
+        return list(dict.fromkeys((self.hip, self.nvcuda, *named)))
 
 
 def loaded() -> Zluda:

@@ -216,6 +216,10 @@ def opened(head: dict[str, Any], say: Say) -> Any:
     row = head["arch"]
     arch = Arch(**{**row, "names": tuple(row["names"])})
     index = int(head["index"])
+    if head.get("torch") == "zluda":
+        from lib_rocm_sd.trials.zluda_child import ZludaTester
+
+        return ZludaTester(index, arch, say)
     if head.get("torch"):
         from lib_rocm_sd.trials.torch_child import TorchTester
 
@@ -272,6 +276,8 @@ def main() -> int:
     head, _ = inbox.get()
     try:
         if head.get("kind") == "load":  # what takes seconds; the card is opened later
+            for path in head["libraries"]:  # ZLUDA's, which torch then takes for the driver
+                compile_worker.load(Path(path))
             importlib.import_module("lib_rocm_sd.trials.torch_child")
             head, _ = inbox.get()
         tester = opened(head, say)

@@ -457,7 +457,7 @@ class Conductor:
         """A child that loads what it needs, and has not opened the card. Raises OSError."""
         child = self._spawn()
         if with_torch:
-            child.send({"kind": "load"})
+            child.send({"kind": "load", "libraries": self.place.before_torch})
         return child
 
     def _ended(self) -> tuple[str, str]:

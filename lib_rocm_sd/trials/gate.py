@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd import device as devices
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.gating import Asked, Refusal
@@ -30,7 +31,7 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec, Launch
 from lib_rocm_sd.runtime import process
 from lib_rocm_sd.trials import place as places
-from lib_rocm_sd.trials import verdicts
+from lib_rocm_sd.trials import verdicts, zluda
 from lib_rocm_sd.trials.conductor import Conductor, Turn, halt, resume
 from lib_rocm_sd.trials.journal import Journal
 from lib_rocm_sd.trials.place import Place
@@ -41,6 +42,9 @@ STOPPED_S = 15.0
 KEPT_S, POLL_S = 10.0, 0.25
 """How long children that somebody waited for are kept for the next class."""
 WAITS = "is being tried in a process of its own first"
+
+devices.judge_zluda = zluda.judge
+"""A program that has trials has ZLUDA tested, too."""
 
 Say = Callable[[str], None]
 Places = Callable[[torch.device, Launch | None], Place | None]

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.ops import registry
-from lib_rocm_sd.runtime import cuda, hip, source
+from lib_rocm_sd.runtime import cuda, hip, source, zluda
 from lib_rocm_sd.runtime.compiler import file_identity
 from lib_rocm_sd.runtime.launcher import Launcher
 
@@ -30,7 +31,8 @@ _VERSIONS = {
 @dataclass(frozen=True)
 class Place:
     """`index`: torch's, and the driver's, number of the card. `library`: the driver's file, empty
-    for CUDA. `software`: what a new version of asks for new verdicts.
+    for CUDA. `software`: what a new version of asks for new verdicts. `before_torch`: libraries
+    that a process loads before torch, so that this is the card that torch finds.
     """
 
     index: int
@@ -39,6 +41,7 @@ class Place:
     arch: Arch
     library: str
     software: tuple[str, ...]
+    before_torch: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -71,26 +74,37 @@ def of(device: torch.device, launch: Any) -> Place | None:
     """
     import torch
 
-    from lib_rocm_sd.device import identify
-
     if not isinstance(launch, Launcher) or device.type != "cuda":
         return None
-    info = identify(device)
     index = torch.cuda.current_device() if device.index is None else device.index
+    return here(identify(device), index, launch.arch)
+
+
+def here(info: DeviceInfo, index: int, arch: Arch) -> Place:
+    """The card that is `info`, with the software of this process. Raises LaunchError where that is
+    a ZLUDA of which something is not known.
+    """
+    import torch
+
+    beside = zluda.loaded() if info.backend == "zluda" else None
     backend = "cuda" if info.backend == "cuda" else "hip"
-    path = hip.loaded_runtime() if backend == "hip" else None
+    path = beside.hip if beside else hip.loaded_runtime() if backend == "hip" else None
     software = (
         *(str(torch.__version__), str(torch.version.hip), platform.system(), platform.release()),
-        *(("" if path is None else file_identity("hip", path)), _versions(backend)),
+        *(("" if path is None else file_identity("hip", path)), _versions(backend, path)),
+        *((beside.digest,) if beside else ()),
     )
-    return Place(index, backend, info.name, launch.arch, str(path or ""), software)
+    first = tuple(map(str, beside.companions())) if beside else ()
+    return Place(index, backend, info.name, arch, str(path or ""), software, first)
 
 
-def _versions(backend: str) -> str:
+def _versions(backend: str, path: Path | None) -> str:
     """What the driver's library says of itself."""
     found = []
     with suppress(RuntimeError, OSError, AttributeError):
-        library = hip.library() if backend == "hip" else cuda.library()
+        library = (
+            cuda.library() if backend == "cuda" else hip.opened(path) if path else hip.library()
+        )
         for name in _VERSIONS[backend]:
             number = c_int()
             function: Any = getattr(library, name)

@@ -44,9 +44,12 @@ class TorchTester:
         finally:
             empty_cache(self._device)
 
-    def _tested(self, head: dict[str, Any], blobs: Sequence[bytes]) -> dict[str, Any]:
+    def _take(self, head: dict[str, Any], blobs: Sequence[bytes]) -> None:
         for spec, place in head["codes"]:
             self._launch.codes[recording.spec_of(spec)] = blobs[place]
+
+    def _tested(self, head: dict[str, Any], blobs: Sequence[bytes]) -> dict[str, Any]:
+        self._take(head, blobs)
         op, variant, config, problems = described(head["torch"], self._arch)
         worst: dict[str, Any] = {"outcome": PASSED, "error": 0.0, "notes": []}
         for problem in problems:

@@ -140,7 +140,7 @@ def test_zluda_is_judged_unless_the_environment_decides(monkeypatch: pytest.Monk
     assert "ROCM_SD_ALLOW_ZLUDA=0 is set" in decide(facts, {"ROCM_SD_ALLOW_ZLUDA": "0"}).reasons[0]
     monkeypatch.setattr(device, "_facts", lambda kind, index: facts)
     judged: list[str | None] = []
-    judge = device.judge_zluda
+    judge = device._nobody_tests
 
     def noted(info: device.DeviceInfo) -> Sequence[str]:
         judged.append(info.gfx)

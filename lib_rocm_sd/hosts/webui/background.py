@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.webui import host, trials
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.shipped import AT_START, shipped
-from lib_rocm_sd.trials import stamp
+from lib_rocm_sd.trials import stamp, zluda
 
 ATTENTION, VAE, UNET = AT_START
 _UNET_OPS = ("linear", "layer norm")
@@ -25,6 +26,9 @@ def begin(settle: Callable[[], None]) -> None:
     compile when something is tried.
     """
     engine.pending = pending
+    identify(host.device())
+    if zluda.listen(partial(_beside_zluda, settle)):
+        return
     info = identify(host.device())
     if info.reasons or info.arch is None:
         return
@@ -47,9 +51,15 @@ def begin(settle: Callable[[], None]) -> None:
     trials.expect_training()
 
 
+def _beside_zluda(settle: Callable[[], None]) -> None:
+    """It was tested: go on as at the start, or leave."""
+    begin(settle)
+    settle()
+
+
 def waits(part: str) -> bool:
     """Whether a part will be ready, or given up, later. Takes no lock."""
-    return background.waits(part) or trials.waits(part)
+    return zluda.is_running() or background.waits(part) or trials.waits(part)
 
 
 def at_work(part: str) -> str:
@@ -61,5 +71,7 @@ def at_work(part: str) -> str:
 
 def pending(op_name: str) -> str:
     """Why the kernels of an op have to be waited for; empty if not. Takes no lock."""
+    if zluda.is_running():
+        return zluda.WAITS
     part = ATTENTION if op_name == "attention" else UNET if op_name in _UNET_OPS else VAE
     return background.refusal(part) or trials.pending(part)

@@ -44,7 +44,8 @@ def _look(options: Options) -> Status:
     info = identify(host.device())
     if info.reasons:
         lines = tuple(sentences().splitlines())
-        return Status("not active, no supported GPU", lines, _without_us(info))
+        told = "not active, see below" if info.arch else "not active, no supported GPU"
+        return Status(told, lines, _without_us(info))
     work, progress = _at_work()
     said = sentences() if options.enable else "Pictures are exactly as without this extension."
     return Status(

@@ -20,7 +20,7 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui.status import counted
 from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.shipped import AT_START
-from lib_rocm_sd.trials import place, stamp
+from lib_rocm_sd.trials import place, stamp, zluda
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import Gate, GateState
 from lib_rocm_sd.trials.subject import Subject
@@ -52,6 +52,7 @@ class Trials:
 
     def begin(self) -> None:
         """Put the gate before the engine, once; says what a WebUI that died was trying."""
+        zluda.say = host.say
         with self._lock:
             if self._gate is None:
                 self._gate = Gate(

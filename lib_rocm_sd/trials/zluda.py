@@ -1,0 +1,187 @@
+"""Whether our kernels run beside ZLUDA: asked of a child once, whose verdict is kept.
+
+`judge` is what `device.identify` asks. It answers at once: by the verdict, or that there is none
+yet, and then the child works in the background (zluda_child.py). The verdict holds for this card
+with this nvcuda, HIP library, driver and torch (place.py). ROCM_SD_ALLOW_ZLUDA=0 and =1 overrule.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lib_rocm_sd import cache, console, device
+from lib_rocm_sd.device import ALLOW_ZLUDA, DeviceInfo
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.selftest import describe
+from lib_rocm_sd.errors import CompileError, LaunchError
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.trials import place as places
+from lib_rocm_sd.trials import torch_child, verdicts
+from lib_rocm_sd.trials.conductor import ended
+from lib_rocm_sd.trials.link import Link
+from lib_rocm_sd.trials.place import Place
+from lib_rocm_sd.trials.subject import subjects
+from lib_rocm_sd.trials.verdicts import HUNG, KILLED, REFUSED, Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+TESTED = AttentionProblem(1, 2, 256, 1, 64)
+"""Over one key."""
+SUBJECT = "kernels beside ZLUDA"
+WAITS = "ZLUDA is tested in a process of its own first"
+LIMIT_S = 120.0
+COMPILING_LIMIT_S = 900.0
+"""ZLUDA compiles torch's kernels before their first use."""
+
+say: Callable[[str], object] = console.Log().info
+"""Gets a line when a test begins, and one with what came of it; a host's own where it has one."""
+
+_Card = tuple[str, int]
+_lock = threading.RLock()
+_answers: dict[_Card, tuple[str, ...]] = {}
+_running: dict[_Card, threading.Thread] = {}
+_listeners: list[Callable[[], object]] = []
+
+
+def judge(info: DeviceInfo) -> tuple[str, ...]:
+    """Why nothing is launched on the card that is `info`; see `device.judge_zluda`."""
+    card = (info.name, info.index)
+    known = _answers.get(card)
+    if known is not None:
+        return known
+    with _lock:
+        if card not in _answers and card not in _running:
+            _begin(info, card)
+        return _answers.get(card, (WAITS,))
+
+
+def _begin(info: DeviceInfo, card: _Card) -> None:
+    """Read the verdict, or have it found out. The lock is held."""
+    assert info.arch is not None
+    try:
+        here = places.here(info, info.index, info.arch)
+    except (LaunchError, OSError) as error:
+        _answers[card] = (f"torch runs through ZLUDA: {error}",)
+        return
+    key = cache.key_of("zluda 1", here.key, str(here.index))
+    kept = verdicts.read(key)
+    if kept is not None and not kept.asks_again:
+        _answers[card] = _reasons(kept)
+        return
+    work = partial(_find_out, here, key, card)
+    _running[card] = threading.Thread(target=work, name="rocm_sd ZLUDA", daemon=True)
+    _running[card].start()
+
+
+def is_running() -> bool:
+    """Whether an answer is still to come. Takes no lock."""
+    return bool(_running)
+
+
+def settle(devices: Iterable[torch.device]) -> None:
+    """Wait until the answers for these have come; each child has its limits."""
+    device.judge_zluda = judge
+    for each in devices:
+        device.identify(each)
+    for thread in list(_running.values()):
+        thread.join()
+
+
+def listen(tell: Callable[[], object]) -> bool:
+    """Have `tell` called in another thread, once, when an answer has come; False where none will
+    come.
+    """
+    with _lock:
+        if _running:
+            _listeners.append(tell)
+        return bool(_running)
+
+
+def _find_out(here: Place, key: str, card: _Card) -> None:
+    say(f"{here}: {WAITS}, once. ZLUDA may compile for minutes.")
+    try:
+        found = _reasons(probe(here, key))
+    except Exception as error:  # of ours: no fault of ZLUDA's
+        found = (f"the test beside ZLUDA itself failed: {describe(error)}",)
+    say(f"{here}: {'; '.join(found) or 'kernels may run beside ZLUDA'}")
+    with _lock:
+        _answers[card] = found
+        del _running[card]
+        listeners = list(_listeners)
+        _listeners.clear()
+    engine.renew()
+    for tell in listeners:
+        tell()
+
+
+def _reasons(verdict: Verdict) -> tuple[str, ...]:
+    if verdict.passed:
+        return ()
+    what = f"tested beside ZLUDA in a process of its own: {verdict.outcome}: {verdict.reason}"
+    return (f"{what}; {ALLOW_ZLUDA}=1 overrules this",)
+
+
+def probe(
+    here: Place,
+    key: str,
+    spawn: Callable[[], Link] = Link,
+    limit_s: float = LIMIT_S,
+    compiling_limit_s: float = COMPILING_LIMIT_S,
+) -> Verdict:
+    """Have a child go through its steps; the verdict, kept under `key` unless its reason passes."""
+
+    def made(outcome: str, reason: str) -> Verdict:
+        return Verdict(SUBJECT, outcome, verdicts.clean(reason), device=str(here))
+
+    try:
+        head, blobs = _letter(here)
+    except CompileError as error:
+        return made(REFUSED, f"its kernel does not compile: {error.reason}")
+    try:
+        child = spawn()
+    except OSError as error:
+        return made(REFUSED, f"no process for the test: {error}")
+    step = "loading ZLUDA and torch"
+    try:
+        child.send({"kind": "load", "libraries": here.before_torch})
+        child.send({"kind": "open", **here.as_dict(), "torch": "zluda"})
+        child.send(head, blobs)
+        while True:
+            answer = child.receive(compiling_limit_s if "compiles" in step else limit_s)
+            if answer is None:
+                outcome, reason = ended(child.status(), child.words())
+                if outcome == KILLED:
+                    return verdicts.interrupted(
+                        key, SUBJECT, str(here), f"{step}: {reason}", KILLED
+                    )
+                return verdicts.write(key, made(outcome, f"{step}: {reason}"))
+            step = str(answer.get("problem", step))
+            if answer["kind"] in ("verdict", "unusable"):
+                verdict = made(answer.get("outcome", REFUSED), str(answer.get("reason", "")))
+                return verdicts.write(key, verdict) if answer.get("lasting", True) else verdict
+    except TimeoutError:
+        child.kill()
+        return verdicts.write(key, made(HUNG, f"{step}: no answer within its time limit"))
+    finally:
+        child.end()
+
+
+def _letter(here: Place) -> tuple[dict[str, Any], list[bytes]]:
+    """The class of attention that the child launches. Raises CompileError."""
+    subject = next(iter(subjects([(ATTENTION, TESTED)], here.arch)), None)
+    if subject is None:
+        raise CompileError("here", f"there is none for {here.arch.gfx}")
+    codes = subject.codes(here.arch)
+    s, problems = subject, (TESTED, *ATTENTION.test_problems(TESTED))
+    rows = [
+        [[spec.source, spec.entry, [list(pair) for pair in spec.defines]], number]
+        for number, spec in enumerate(codes)
+    ]
+    described = torch_child.description(s.op, s.variant, s.config, problems)
+    head = {"kind": "class", "library": here.library, "codes": rows, "torch": described}
+    return head, list(codes.values())
