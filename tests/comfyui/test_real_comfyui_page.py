@@ -34,6 +34,18 @@ TO_STATUS = """() => {
 }"""
 
 
+SAVED = """async (values) => {
+    const place = `/api/workflow_templates/rocm_sd/rocm-sd-text-to-image.json`;
+    const graph = await (await fetch(place)).json();
+    const type = "RocmSdModel";
+    if (values) graph.nodes.find((node) => node.type === type).widgets_values = values;
+    await window.app.loadGraphData(graph);
+    const made = (await window.app.graphToPrompt()).output;
+    return Object.values(made).find((node) => node.class_type === type).inputs;
+}"""
+"""Loads the example from the templates, with these values saved; gives what is sent of our node."""
+
+
 @pytest.fixture(scope="module")
 def page_folder() -> Path:
     place = os.environ.get("ROCM_SD_COMFYUI_PAGE")
@@ -74,6 +86,10 @@ def test_nodes_say_on_the_page_what_runs_and_survive_a_reload(page: Any) -> None
     ARTEFACTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=ARTEFACTS / "comfyui-status.png")
 
+    sent = page.evaluate(SAVED, ["Auto", True, "Off"])
+    assert sent == {"model": ["4", 0], "level": "Auto", "attention": True, "unet": "Off"}
+    assert page.evaluate(SAVED, ["Auto", True])["unet"] == "Auto"  # saved before there was `unet`
+    page.evaluate("(made) => window.app.loadApiJson(made, 'test')", with_nodes("Auto", "Auto"))
     before = page.evaluate(OURS)
     assert before["RocmSdModel"] == ["Auto", True, "Auto"]
     assert before["RocmSdVae"] == ["Auto", "Auto", 0, True, True]
