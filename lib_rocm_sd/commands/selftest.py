@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands.support import Gpu, Step, anonymous, compile_missing, gpu, unseen
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.lab.card_file import FORMAT, by_op, file_name
-from lib_rocm_sd.lab.rows import write_json
+from lib_rocm_sd.lab.rows import Columns, Row, write_json
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.trials import verdicts
 from lib_rocm_sd.trials.verdicts import DANGEROUS, MOST_TEXT, Verdict, without_folders
@@ -47,35 +47,20 @@ RISK = (
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class CardResult:
-    """One case. `error`: max |output - reference| / max |reference|, infinite without an output.
+COLUMNS = Columns(
+    "op variant config problem compilers compile_seconds error tolerance seconds reason"
+)
+"""Of a case; `passed` stands beside them. `error`: max |output - reference| / max |reference|, null
+without an output. `seconds`: inputs, float64 on the CPU, launch and comparison; `compile_seconds`
+of all its kernels, whenever they were compiled. `reason` is empty when the case was passed.
+"""
 
-    `seconds`: inputs, float64 on the CPU, launch and comparison; `compile_seconds` of all its
-    kernels, whenever they were compiled. `reason` is empty when the case was passed.
-    """
 
-    op: str
-    variant: str
-    config: Any
-    problem: str
-    compilers: tuple[str, ...] = ()
-    compile_seconds: float = 0.0
-    error: float = math.inf
-    tolerance: float = 0.0
-    seconds: float = 0.0
-    reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: an infinite error is null."""
-        error = self.error if math.isfinite(self.error) else None
-        compilers = list(self.compilers)
-        return {**asdict(self), "error": error, "compilers": compilers, "passed": not self.reason}
-
-    def __str__(self) -> str:
-        values = self.config.values() if isinstance(self.config, dict) else []
-        config = " ".join(str(value) for value in values)
-        return f"{self.op}, {self.variant}: {self.problem}{f' [{config}]' if config else ''}"
+def named(row: Row) -> str:
+    """A case, in a line."""
+    values = row.config.values() if isinstance(row.config, dict) else []
+    config = " ".join(str(value) for value in values)
+    return f"{row.op}, {row.variant}: {row.problem}{f' [{config}]' if config else ''}"
 
 
 def child(out: str, index: int, folder: str) -> int:
@@ -114,7 +99,7 @@ def main(out: Path | None, index: int | None, as_json: bool, step: Step = unseen
         return NOT_RUN
     document = new_document(card)
     path = out or Path(file_name(str(card.info.gfx), document["date"][:10]))
-    rows: list[CardResult] = []
+    rows: list[Row] = []
     try:
         cases = ready(card, document, path, say, step)
         verdicts = try_all(card, document, path, say, step)
@@ -134,7 +119,7 @@ def main(out: Path | None, index: int | None, as_json: bool, step: Step = unseen
     right = f"{len(rows) - len(failed)} of {len(rows)} cases passed"
     say(f"{right} on {card.info.name} ({card.info.gfx}).")
     for row in failed:
-        say(f"failed: {row}: {row.reason}")
+        say(f"failed: {named(row)}: {row.reason}")
     say(f"The result is in {path}. It has no names and no paths; docs/verification.md says where")
     say("to send it. Both outcomes are of use.")
     if as_json:
@@ -254,7 +239,7 @@ def run(
     path: Path,
     say: Say,
     step: Step,
-) -> list[CardResult]:
+) -> list[Row]:
     """Every case, each told by `say`; `document` grows and is written before each case, so that
     where the machine stops the file says at which. Raises OSError where it cannot be.
     """
@@ -265,27 +250,32 @@ def run(
         launch = default_launcher(card.place, card.arch)
     except (RuntimeError, OSError) as error:
         why = _short(error)
-    rows: list[CardResult] = []
+    rows: list[Row] = []
     for number, case in enumerate(cases, 1):
         document["running"] = f"{case.op.name}, {case.variant.name}: {case.problem}"
         write_json(path, document)
         before = document["planned"] - len(cases)
         step(f"testing {case.op.name}", before + number, document["planned"])
-        about = (case.op.name, case.variant.name, config_fields(case.config), str(case.problem))
-        row = CardResult(*about, reason=why)
+        row = Row(
+            op=case.op.name,
+            variant=case.variant.name,
+            config=config_fields(case.config),
+            problem=str(case.problem),
+            reason=why,
+        )
         row = tested(row, case, launch, card) if launch else row
         rows.append(row)
-        document["rows"].append(row.as_dict())
+        document["rows"].append({**COLUMNS.as_json(row), "passed": not row.reason})
         document["failed" if row.reason else "passed"] += 1
-        verdict = f"{row.error:.1e} of {row.tolerance:.1e} allowed  {row}"
-        verdict = f"FAILED  {row}: {row.reason}" if row.reason else verdict
+        verdict = f"{row.error:.1e} of {row.tolerance:.1e} allowed  {named(row)}"
+        verdict = f"FAILED  {named(row)}: {row.reason}" if row.reason else verdict
         say(f"{number:4} of {len(cases)}  {verdict}")
     document |= {"running": None, "complete": True}
     write_json(path, document)
     return rows
 
 
-def tested(row: CardResult, case: Subject, launch: Launch, card: Gpu) -> CardResult:
+def tested(row: Row, case: Subject, launch: Launch, card: Gpu) -> Row:
     """What became of a case. Whatever it dies of is its reason."""
     from lib_rocm_sd.engine import selftest
     from lib_rocm_sd.runtime import build

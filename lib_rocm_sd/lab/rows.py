@@ -54,6 +54,12 @@ class Row:
     of_copy: float = NAN  # time over what its bytes take at the speed of a copy
     checked_rows: int = 0  # of the output, compared with float64
     extra_bytes: int | None = None  # the most memory held beyond inputs and output
+    # of a card's self-test
+    op: str = ""
+    compilers: tuple[str, ...] = ()
+    compile_seconds: float = 0.0
+    tolerance: float = 0.0
+    seconds: float = 0.0
     # of models
     role: str = "decoder"
     size: int = 0  # pixels a side
