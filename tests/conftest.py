@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests import ledger
+from tests import ledger, sweeps
 from tests.clock import Clock
 
 gc.set_threshold(100_000, 50, 100)  # what is collected stays, and took a quarter longer to collect
@@ -82,8 +82,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Root(), "root")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files in the order in which they are given to workers."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a default run has, by files in the order in which they are given to workers."""
+    chooser: Any = config.pluginmanager.get_plugin("ledger")
+    if chooser.thinned:
+        items[:], left_out = sweeps.split(items)
+        config.hook.pytest_deselected(items=left_out)
     place = {name: number for number, name in enumerate(LONGEST)}
     place |= {name: len(LONGEST) + 1 + number for number, name in enumerate(APART)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))

@@ -1,8 +1,9 @@
 """Chooses what is executed, says how much that was, keeps what was right: tests/executed.py.
 
-What is not known is executed, and a ninetieth of the rest, another each day. `--all` executes all
-and writes the file, `--record` adds what this run executed. Tests that are named (a file, `::`,
-`-k`) are executed whether known or not.
+What is not known is executed. `--sweeps` has every case of every test (tests/sweeps.py), and
+executes a ninetieth of the rest, another each day. `--all` executes all and writes the file,
+`--record` adds what this run executed; both have every case. Tests that are named (a file, `::`,
+`-k`) have it too, and are executed whether known or not.
 """
 
 from __future__ import annotations
@@ -43,10 +44,13 @@ CONFIGS = (
 )
 FLOORS = {"GPUs": 5, "kernels": 14, "configs": 780, "cases": 1950}
 """"configs": each kernel's forms and tile sizes, on each GPU. Raise them with what is added."""
+THINNED_FLOORS = {"GPUs": 5, "kernels": 14, "configs": 100, "cases": 300}
+"""Of a run without `--sweeps`."""
 
 
 def add_options(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="execute also what is known to be right")
+    parser.addoption("--sweeps", action="store_true", help="run every case of each sweep")
     parser.addoption("--record", action="store_true", help="write what was right to executed.json")
 
 
@@ -67,13 +71,13 @@ def counted(entries: Iterable[Entry]) -> dict[str, int]:
     }
 
 
-def shortcomings(found: dict[str, int]) -> list[str]:
-    """Why too little was executed: no compiler or decoder, or less than FLOORS say."""
+def shortcomings(found: dict[str, int], floors: dict[str, int]) -> list[str]:
+    """Why too little was executed: no compiler or decoder, or less than `floors` say."""
     from tests.verify.amdgpu.launch import missing
 
     reason = missing()
     less = [
-        f"{found[what]} {what} of {least}" for what, least in FLOORS.items() if found[what] < least
+        f"{found[what]} {what} of {least}" for what, least in floors.items() if found[what] < least
     ]
     return ([reason] if reason else []) + less
 
@@ -90,6 +94,8 @@ class Ledger:
         self.named = bool(config.option.keyword) or any(
             "::" in word or word.endswith(".py") for word in config.args
         )
+        self.thinned = not (self.records or self.named or config.getoption("sweeps"))
+        """Whether sweeps have a part of their cases only."""
         self.whole = (
             config.args_source == pytest.Config.ArgsSource.TESTPATHS
             and not config.option.keyword
@@ -118,7 +124,8 @@ class Ledger:
     def is_executed(self, entry: Entry, turn: int) -> bool:
         if self.everything:
             return entry not in self.done
-        return self.named or entry not in self.known or due(turn, self.day)
+        has_turn = not self.thinned and due(turn, self.day)
+        return self.named or entry not in self.known or has_turn
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
@@ -205,7 +212,7 @@ class Ledger:
         """Why a run of the whole suite does not count as one."""
         if not self.whole or self.config.option.collectonly:
             return []
-        return shortcomings(counted(self.sound()))
+        return shortcomings(counted(self.sound()), THINNED_FLOORS if self.thinned else FLOORS)
 
     # -- the summary
 
@@ -223,6 +230,8 @@ class Ledger:
             f"ledger: {len(known)} of {len(self.collected)} known, {again} re-executed today, "
             f"{new} new" + (f", {len(self.done)} before an interruption" if self.done else "")
         ]
+        if self.thinned:
+            found.append("sweeps: a part of each (tests/sweeps.py); --sweeps has every case")
         mine = {entry.compiler for entry in self.collected}
         for name in sorted(mine - {entry.compiler for entry in self.known}):
             others = ", ".join(sorted({entry.compiler for entry in self.known})) or "nothing"

@@ -32,7 +32,7 @@ def _commands(job: dict[str, Any]) -> str:
 
 def test_linux_runs_what_ci_runs_here() -> None:
     job = _jobs()["linux"]
-    assert ".ci/run" in _commands(job).splitlines()
+    assert ".ci/run --sweeps" in _commands(job).splitlines()
     assert job["strategy"]["matrix"]["python"] == ["3.10", "3.12"]
     assert job["runs-on"].startswith("ubuntu-")
     assert job["container"]["image"] == "python:${{ matrix.python }}-bookworm"

@@ -50,7 +50,7 @@ def test_what_is_compiled_for_several_is_executed_on_one_day() -> None:
 
 def config(*words: str, keyword: str = "", **options: bool) -> Any:
     source = pytest.Config.ArgsSource
-    chosen = {"all": False, "record": False, **options}
+    chosen = {"all": False, "record": False, "sweeps": False, **options}
     return SimpleNamespace(
         args=words,
         args_source=source.ARGS if words else source.TESTPATHS,
@@ -80,10 +80,13 @@ def chosen(found: ledger.Ledger, entry: Entry) -> bool:
     return found.is_executed(entry, int(entry.key, 16))
 
 
-def test_what_is_new_is_executed_and_what_has_its_turn(kept: Path) -> None:
-    found = ledger.Ledger(config())
+@pytest.mark.parametrize("sweeps", [False, True])
+def test_what_is_new_is_executed_and_with_every_case_what_has_its_turn(
+    kept: Path, sweeps: bool
+) -> None:
+    found = ledger.Ledger(config(sweeps=sweeps))
     found.day = day_of(A)
-    assert [chosen(found, each) for each in (A, B, C)] == [True, False, True]
+    assert [chosen(found, each) for each in (A, B, C)] == [sweeps, False, True]
 
 
 @pytest.mark.parametrize("how", [config("tests/x.py"), config("x::y"), config(keyword="x")])
@@ -164,12 +167,12 @@ def test_machine_code_that_was_not_executed_is_said(kept: Path) -> None:
     assert "machine code: 1 tests executed it now" in "\n".join(found.lines())
 
 
-def enough() -> set[Entry]:
+def enough(floors: dict[str, int]) -> set[Entry]:
     """So many that no floor is missed."""
-    gpus, kernels = ledger.FLOORS["GPUs"], ledger.FLOORS["kernels"]
+    gpus, kernels = floors["GPUs"], floors["kernels"]
     tests = [
-        *(f"{ledger.CONFIGS}gfx{n % gpus} k{n % kernels}" for n in range(ledger.FLOORS["configs"])),
-        *(f"{ledger.CASES}gfx0 op" for _ in range(ledger.FLOORS["cases"])),
+        *(f"{ledger.CONFIGS}gfx{n % gpus} k{n % kernels}" for n in range(floors["configs"])),
+        *(f"{ledger.CASES}gfx0 op" for _ in range(floors["cases"])),
     ]
     return {Entry("clang 19.1.7", test, f"{n:012x}") for n, test in enumerate(tests)}
 
@@ -180,17 +183,19 @@ def status_of(found: ledger.Ledger) -> int:
     return int(session.exitstatus)
 
 
+@pytest.mark.parametrize("sweeps", [False, True])
 @pytest.mark.parametrize("what", [None, *ledger.FLOORS])
 def test_a_whole_run_that_executed_too_little_fails(
-    kept: Path, monkeypatch: pytest.MonkeyPatch, what: str | None
+    kept: Path, monkeypatch: pytest.MonkeyPatch, what: str | None, sweeps: bool
 ) -> None:
     """Known or executed now is the same. `what`: of which there is one too few."""
     monkeypatch.setattr(launch, "missing", lambda: None)
     monkeypatch.setenv(ledger.MUST_EXECUTE, "1")
-    found = ledger.Ledger(config())
-    found.collected = found.right = enough()
+    floors = ledger.FLOORS if sweeps else ledger.THINNED_FLOORS
+    found = ledger.Ledger(config(sweeps=sweeps))
+    found.collected = found.right = enough(floors)
     if what is not None:
-        monkeypatch.setitem(ledger.FLOORS, what, ledger.FLOORS[what] + 1)
+        monkeypatch.setitem(floors, what, floors[what] + 1)
     assert bool(status_of(found)) is (what is not None)
     assert ("TOO LITTLE MACHINE CODE" in "\n".join(found.lines())) is (what is not None)
     part = ledger.Ledger(config("tests/ops"))

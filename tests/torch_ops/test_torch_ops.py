@@ -70,16 +70,16 @@ def _one_each() -> dict[str, Any]:
 
 
 @needs_opcheck
-def test_torchs_own_checks_pass_with_gradients() -> None:
-    for op, problem in _one_each().values():
-        operator, arguments, _ = call_of(op, problem)
-        given = [
-            item.float().requires_grad_() if isinstance(item, torch.Tensor) else item
-            for item in arguments
-        ]
-        with torch.enable_grad():
-            found = torch.library.opcheck(operator, tuple(given))
-        assert set(found.values()) == {"SUCCESS"}, operator
+@pytest.mark.parametrize(("op", "problem"), _one_each().values(), ids=_one_each())
+def test_torchs_own_checks_pass_with_gradients(op: Op[Any, Any], problem: Any) -> None:
+    operator, arguments, _ = call_of(op, problem)
+    given = [
+        item.float().requires_grad_() if isinstance(item, torch.Tensor) else item
+        for item in arguments
+    ]
+    with torch.enable_grad():
+        found = torch.library.opcheck(operator, tuple(given))
+    assert set(found.values()) == {"SUCCESS"}, operator
 
 
 @pytest.mark.parametrize(("op", "problem"), CASES)
