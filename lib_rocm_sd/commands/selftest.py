@@ -25,6 +25,7 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.lab.card_file import FORMAT, by_op, file_name
 from lib_rocm_sd.lab.rows import Columns, Row, write_json
 from lib_rocm_sd.report import config_fields
+from lib_rocm_sd.runtime import compile_worker
 from lib_rocm_sd.trials import verdicts
 from lib_rocm_sd.trials.verdicts import DANGEROUS, MOST_TEXT, Verdict, without_folders
 
@@ -63,9 +64,9 @@ def named(row: Row) -> str:
     return f"{row.op}, {row.variant}: {row.problem}{f' [{config}]' if config else ''}"
 
 
-def child(out: str, index: int, folder: str) -> int:
+def child(out: str, index: int, folder: str, first: Sequence[str]) -> int:
     """As `main`, with each step as a line of JSON on stdout; ends with its input, too. `folder`:
-    the host's for the cache, or empty.
+    the host's for the cache, or empty. `first`: libraries that are loaded before torch, ZLUDA's.
     """
 
     def step(text: str, done: int, total: int) -> None:
@@ -77,6 +78,8 @@ def child(out: str, index: int, folder: str) -> int:
 
     threading.Thread(target=ends_with_parent, daemon=True).start()
     cache.set_directory(folder or None)
+    for path in first:
+        compile_worker.load(Path(path))
     return main(Path(out), index, False, step)
 
 

@@ -121,7 +121,10 @@ def gpu(index: int | None) -> Gpu:
     """The GPU of this number, else the first that our kernels serve. Raises UsageError with the
     reasons why there is none.
     """
+    from lib_rocm_sd.trials import zluda
+
     asked = [place for place in places() if index is None or (place.index or 0) == index]
+    zluda.settle(asked)
     infos = [device.identify(place) for place in asked]
     for place, info in zip(asked, infos, strict=True):
         if not info.reasons and info.arch is not None:

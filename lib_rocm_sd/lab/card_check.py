@@ -4,6 +4,7 @@ own, and how far it is. A card that hangs or crashes ends that process.
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import threading
@@ -12,12 +13,15 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+import torch
+
 from lib_rocm_sd import arch, cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.lab.card_file import file_name, read, sentence
 from lib_rocm_sd.lab.rows import write_json
 from lib_rocm_sd.lab.speed_job import FAILED, Busy, HostSide
+from lib_rocm_sd.runtime import zluda
 from lib_rocm_sd.trials.conductor import ended
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.verdicts import clean
@@ -26,9 +30,9 @@ SILENT_S = 900.0
 """A process that says nothing for so long hangs: one compilation takes ten minutes at most."""
 NOT_RUN = "The self-test was not run: "
 _START = (
-    "import sys; root, out, index, folder, *places = sys.argv[1:]; sys.path.insert(0, root); "
+    "import json, sys; root, asked, *places = sys.argv[1:]; sys.path.insert(0, root); "
     "sys.path += places; from lib_rocm_sd.commands.selftest import child; "
-    "raise SystemExit(child(out, int(index), folder))"
+    "raise SystemExit(child(**json.loads(asked)))"
 )
 
 
@@ -113,7 +117,7 @@ class CardCheck:
         folder.mkdir(parents=True, exist_ok=True)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%d-%H%M%S")
         path = folder / file_name(str(identify(side.device).gfx), now)
-        link = self._link = Link(command(path, side.device.index or 0))
+        link = self._link = Link(command(path, side.device))
         outcome = ""
         try:
             if self._stopped:
@@ -147,14 +151,20 @@ def refusal(side: HostSide) -> str:
     return "; ".join(identify(side.device).reasons)
 
 
-def command(path: Path, index: int) -> list[str]:
-    """This interpreter with the packages and the cache of here, on the GPU of torch's number
-    `index`.
+def command(path: Path, device: torch.device) -> list[str]:
+    """This interpreter with the packages, the cache and the ZLUDA of here. Raises LaunchError where
+    there is a ZLUDA of which something is not known.
     """
-    folder = cache.host_directory() or ""
+    is_zluda = identify(device).backend == "zluda"
+    asked = {
+        "out": str(path),
+        "index": device.index or 0,
+        "folder": str(cache.host_directory() or ""),
+        "first": list(map(str, zluda.loaded().companions())) if is_zluda else [],
+    }
     places = [place for place in sys.path if place]
     root = str(arch.PACKAGE.parent)
-    return [sys.executable, "-I", "-c", _START, root, str(path), str(index), str(folder), *places]
+    return [sys.executable, "-I", "-c", _START, root, json.dumps(asked), *places]
 
 
 check = CardCheck()

@@ -116,7 +116,7 @@ class Server:
         """A process without a card stands for the self-test."""
         from lib_rocm_sd.lab import card_check
 
-        def command(path: Path, index: int) -> list[str]:
+        def command(path: Path, device: Any) -> list[str]:
             end, document = json.loads((Path(self.data) / SELF_TEST).read_text(encoding="utf-8"))
             return [sys.executable, "-I", str(PLAYED), str(path), end, json.dumps(document)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +37,8 @@ def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     side, overs, running = Side(tmp_path), [], []
 
     def begin(end: str, content: dict[str, Any]) -> tuple[CheckView, list[int], Side]:
-        def command(path: Path, index: int) -> list[str]:
-            assert index == 0
+        def command(path: Path, device: Any) -> list[str]:
+            assert device == side.device
             words = (played_selftest.__file__, str(path), end, json.dumps(content))
             return [sys.executable, "-I", *words]
 
@@ -157,14 +158,23 @@ def test_the_real_command_in_its_process(checks: Any, monkeypatch: pytest.Monkey
     assert "The self-test was not run: no GPU: this is the CPU." in finished(view).status
 
 
-def test_the_process_has_the_hosts_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("backend", ["hip", "zluda"])
+def test_the_process_has_the_hosts_cache_and_its_zluda(
+    backend: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What the WebUI has compiled is there, and the WebUI finds its verdicts."""
     monkeypatch.setattr(cache._state, "host", tmp_path)
-    _, _, _, _, root, out, index, folder, *places = card_check.command(tmp_path / "out.json", 3)
-    assert (index, folder, places) == ("3", str(tmp_path), [place for place in sys.path if place])
+    here = GFX1100 if backend == "hip" else replace(GFX1100, backend="zluda")
+    beside = SimpleNamespace(companions=lambda: [Path("amdhip64_6.dll"), Path("nvcuda.dll")])
+    monkeypatch.setattr(card_check, "identify", lambda place: here)
+    monkeypatch.setattr(card_check.zluda, "loaded", lambda: beside)
+    place = torch.device("cuda", 3)
+    _, _, _, _, root, asked, *places = card_check.command(tmp_path / "out.json", place)
     assert (Path(root) / "lib_rocm_sd").is_dir()
+    assert places == [place for place in sys.path if place]
 
     def main(path: Path, number: int, as_json: bool, step: Any) -> int:
         step("testing attention", 12, 60)
@@ -175,8 +185,11 @@ def test_the_process_has_the_hosts_cache(
     monkeypatch.setattr(selftest, "main", main)
     monkeypatch.setattr(selftest.threading, "Thread", lambda **how: SimpleNamespace(start=list))
     monkeypatch.setattr(cache, "set_directory", folders.append)
-    assert selftest.child(out, 3, folder) == 0
+    loaded: list[Path] = []
+    monkeypatch.setattr(selftest.compile_worker, "load", loaded.append)
+    assert selftest.child(**json.loads(asked)) == 0
     assert folders == [str(tmp_path)]
+    assert loaded == (beside.companions() if backend == "zluda" else [])
     step = {"text": "testing attention", "done": 12, "total": 60}
     assert json.loads(capsys.readouterr().out) == step
 
