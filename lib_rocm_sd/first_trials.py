@@ -41,8 +41,9 @@ def classes(part: str, arch: Arch) -> list[Subject]:
 
 
 def all_classes(arch: Arch) -> list[Subject]:
-    """Classes of all parts."""
-    return [each for part in AT_START for each in classes(part, arch)]
+    """Classes of all parts, each once."""
+    found = (each for part in AT_START for each in classes(part, arch))
+    return list({each.identity: each for each in found}.values())
 
 
 def further_classes(arch: Arch) -> list[Subject]:

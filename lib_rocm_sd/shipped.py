@@ -15,16 +15,35 @@ from lib_rocm_sd.ops.registry import FAMILIES
 PARTS = ("vae", "unet")
 """What is made of several ops; its kernels are theirs."""
 NAMES = (*FAMILIES, *PARTS)
-AT_START = ("attention", *PARTS)
-"""What the WebUI's start compiles, what is needed first first."""
+ATTENTION_PART, VAE_PART = "attention", "vae"
+UNETS = {
+    f"unet {unet.SD15.name}": ((unet.SD15,), unet.STEPS[:1], unet.OTHER_STEPS),
+    f"unet {unet.SDXL.name}": ((unet.SDXL,), unet.STEPS[1:], ()),
+}
+"""Parts of "unet": the UNets, and the steps of which they are made."""
+_ALL_UNETS = {"unet": (unet.UNETS, unet.STEPS, unet.OTHER_STEPS), **UNETS}
+AT_START = (ATTENTION_PART, next(iter(UNETS)), VAE_PART, *[*UNETS][1:])
+"""What the WebUI's start compiles and tries, what is needed first first."""
+
+
+def in_order(model: str) -> tuple[str, ...]:
+    """AT_START, but with what a checkpoint with the UNet `model` needs before all that it does not.
+    In its own order where no such UNet is known.
+    """
+    first = f"unet {model}"
+    others = (part for part in UNETS if part != first)
+    return (ATTENTION_PART, first, VAE_PART, *others) if first in UNETS else AT_START
 
 
 def work(part: str, arch: Arch) -> Work:
-    """What one of AT_START asks on a GPU: ops and problems, each class at least once."""
-    if part == "vae":
+    """What one of AT_START, or "unet", asks on a GPU: ops and problems, each class at least
+    once.
+    """
+    if part == VAE_PART:
         return vae.work()
-    if part == "unet":
-        return unet.work(arch=arch)
+    if part in _ALL_UNETS:
+        unets, *lists = _ALL_UNETS[part]
+        return unet.work(*lists, arch=arch, unets=unets)
     first = [problem for _, problem in ATTENTION.usual]
     return [(ATTENTION, problem) for problem in dict.fromkeys((*first, *ATTENTION.cases))]
 
@@ -33,24 +52,26 @@ def shipped(arch: Arch, names: Iterable[str] = NAMES) -> dict[KernelSpec, str]:
     """What is compiled ahead for `arch`, in order; beside each the first of `names` that has it."""
     owner: dict[KernelSpec, str] = {}
     for name in names:
-        specs = part_specs(name, arch) if name in PARTS else FAMILIES[name].shipped_specs(arch)
+        specs = FAMILIES[name].shipped_specs(arch) if name in FAMILIES else part_specs(name, arch)
         for spec in specs:
             owner.setdefault(spec, name)
     return owner
 
 
 def part_specs(part: str, arch: Arch) -> list[KernelSpec]:
-    """All kernels of one of PARTS in fp16: what Auto launches where nothing was measured, and so
-    what a step launches most often first. Where a library's product comes first, it is the passes
-    around it: no start waits for a kernel that is launched only when another level is chosen.
+    """All kernels of one of PARTS, or of one of UNETS, in fp16: what Auto launches where nothing
+    was measured, and so what a step launches most often first. Where a library's product comes
+    first, it is the passes around it: no start waits for a kernel that is launched only when
+    another level is chosen.
     """
     asked = work(part, arch)
-    if part == "unet":  # few queries take another kernel on the development card
-        every = unet.problems((*unet.STEPS, *unet.OTHER_STEPS))
+    if part in _ALL_UNETS:  # few queries take another kernel on the development card
+        unets, *lists = _ALL_UNETS[part]
+        every = unet.problems((step for steps in lists for step in steps), unets)
         asked += [(ATTENTION, p) for p in every if isinstance(p, AttentionProblem)]
     ours = (found for op, problem in asked for found in op.ours(arch, problem))
     specs = dict.fromkeys(spec for _, _, specs in ours for spec in specs)
-    own = FAMILIES["attention"].shipped_specs(arch) if part == "unet" else ()
+    own = FAMILIES["attention"].shipped_specs(arch) if part in _ALL_UNETS else ()
     return [spec for spec in specs if spec not in own]
 
 

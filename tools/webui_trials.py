@@ -1,19 +1,21 @@
 """First starts and planted faults in a real WebUI on a card: what becomes of its pictures.
 
-python -m tools.webui_trials [--only PART,...] [--before CHECKOUT] [--out FOLDER] LAUNCHER
-                             [FLAG ...]
+python -m tools.webui_trials [--only PART,...] [--before CHECKOUT] [--side PIXELS] [--out FOLDER]
+                             LAUNCHER [FLAG ...]
 
 LAUNCHER starts AUTOMATIC1111's WebUI or its AMD fork with the Python of this command; FLAGs go to
 it (--ckpt MODEL). Parts, each with a data folder and a cache folder of its own:
 
 first    a first start, all being compiled, with pictures made without a pause: when ours takes over
+idle     the same, nobody making a picture
 before   the same with CHECKOUT, an older state of this extension
 hook     the same after what install.py has tried: how long that takes
 again    a start with all verdicts there: what the gate costs, what the first picture costs
 planted  an access outside of memory, an endless loop, a wrong lane in attention; then none
 parent   an access outside of memory that comes in the WebUI only: this start and the next one
 
-Prints a table, and writes FOLDER/webui-trials.json with what is in it.
+Prints a table, at its end when each part of the model became ours, and writes
+FOLDER/webui-trials.json with what is in it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,17 +55,28 @@ first_trials.main("", 120.0, [])
 """
 """What install.py does for an AMD card."""
 OURS = "rocm_sd"
+SIGNS = {
+    "attention": f"attention: {OURS}",
+    "UNet": r"[0-9]+ of [0-9]+ blocks(?!, others)",
+    "VAE": f'ROCm SD VAE: "[^"]*conv: {OURS}',
+}
+"""In an infotext, of what is ours."""
+WAITS = "being tried|being tested|compiling"
+"""In a reason that passes."""
 PARENT = "parent "
 """As in the probe."""
 
 
 class Watched(Client):
-    """Of one WebUI with the probe."""
+    """Of one WebUI with the probe, with square pictures."""
+
+    side = int(PICTURE["width"])  # type: ignore[call-overload]
 
     def picture(self, enable: bool = True, **changes: Any) -> tuple[Pixels, str, float]:
         """Pixels, what its infotext says of us, seconds."""
         scripts = {SCRIPT: {"args": [enable, "Auto", "Auto", 0]}}
-        made = self.make({**PICTURE, **changes, "alwayson_scripts": scripts})
+        body = {**PICTURE, "width": self.side, "height": self.side, **changes}
+        made = self.make({**body, "alwayson_scripts": scripts})
         return made.frames[0], made.ours, made.seconds
 
     def seen(self) -> dict[str, list[float]]:
@@ -77,10 +91,21 @@ class Bench:
         self.plant = folder / "plant.txt"
         self.plant.write_text("", encoding="utf-8")
         self.rows: list[tuple[str, str, str]] = []
+        self.ours: dict[str, dict[str, float]] = {}
+        """By part, after how many seconds what was ours."""
 
     def tell(self, part: str, what: str, found: object) -> None:
         self.rows.append((part, what, str(found)))
         print(f"{part:8} {what:34} {found}", flush=True)
+
+    def became_ours(self, part: str, name: str, client: Watched) -> None:
+        seconds = self.ours.setdefault(part, {})[name] = client.since_start()
+        what = "all is tried" if name == "all" else f"{name} is ours"
+        self.tell(part, f"{what} after, s", f"{seconds:.1f}")
+
+    def compiled(self, part: str, extension: Path = ROOT) -> None:
+        _, seconds = self.alone(part, COMPILE, extension)
+        self.tell(part, "compiling took, s", f"{seconds:.1f}")
 
     def alone(self, data: str, code: str, extension: Path = ROOT) -> tuple[str, float]:
         """Run `code` with a data folder's cache; what it printed, seconds."""
@@ -129,7 +154,9 @@ class Bench:
             environment,
             Path(self.asked.out) / f"console-{data}.txt",
         ) as running:
-            yield Watched(running, begin)
+            client = Watched(running, begin)
+            client.side = self.asked.side
+            yield client
 
     def planting(self, how: str, parent: bool = False) -> None:
         """From now on; an empty `how` takes the plant away. `parent`: see the probe."""
@@ -138,34 +165,63 @@ class Bench:
 
 
 def first(bench: Bench, part: str = "first", extension: Path = ROOT) -> None:
-    """Pictures one after the other until attention and the VAE are ours."""
+    """Pictures one after the other until attention, the UNet and the VAE are ours."""
     if part != "hook":
-        _, seconds = bench.alone(part, COMPILE, extension)
-        bench.tell(part, "compiling took, s", f"{seconds:.1f}")
+        bench.compiled(part, extension)
     with bench.webui(part, extension) as client:
-        bench.tell(part, "answers after, s", f"{client.since_start():.1f}")
-        now = client.status()
-        found = {"device": now["device"]["name"], **now["versions"], "ours": now["version"]}
-        bench.tell(part, "with", ", ".join(f"{name} {found[name]}" for name in found))
+        _begins(bench, part, client)
         off, _, _ = client.picture(False)
         bench.tell(part, "first picture (off) after, s", f"{client.since_start():.1f}")
-        missing = {"attention": f"attention: {OURS}", "VAE": f"conv: {OURS}"}
+        missing, count = dict(SIGNS), 0
         while missing and client.since_start() < PATIENCE_S:
             made, said, seconds = client.picture()
+            count += 1
             for name, sign in list(missing.items()):
-                if sign in said:
-                    bench.tell(part, f"{name} is ours after, s", f"{client.since_start():.1f}")
-                    bench.tell(part, "  that picture took, s", f"{seconds:.2f}")
+                if re.search(sign, said):
+                    bench.became_ours(part, name, client)
+                    bench.tell(part, "  with picture", f"{count}, which took {seconds:.2f} s")
                     missing.pop(name)
         bench.tell(part, "not ours", ", ".join(missing) or "nothing")
         bench.tell(part, "infotext", said)
         bench.tell(part, "largest difference from off", int(abs(made - off).max()))
         bench.tell(part, "picture now, s", f"{client.picture()[2]:.2f}")
-        now = client.settled()
-        bench.tell(part, "settled after, s", f"{client.since_start():.1f}")
-        if "trials" in now:
-            bench.barred(part, "trials", now["trials"])
-        _watched(bench, part, client)
+        _ends(bench, part, client)
+
+
+def idle(bench: Bench) -> None:
+    """Nobody makes a picture until all is tried."""
+    bench.copy_code("idle")
+    if not (bench.folder / "idle").exists():
+        bench.compiled("idle")
+    with bench.webui("idle") as client:
+        _begins(bench, "idle", client)
+        missing = {"attention": "attention", "UNet": "unet", "VAE": "vae"}
+        while missing and client.since_start() < PATIENCE_S:
+            time.sleep(0.5)
+            now = client.status()
+            for name, row in list(missing.items()):
+                if not any(re.search(WAITS, why) for why in now[row]["reasons"]):
+                    bench.became_ours("idle", name, client)
+                    missing.pop(name)
+        _ends(bench, "idle", client)
+        _, said, _ = client.picture()
+        bench.tell("idle", "infotext", said)
+
+
+def _begins(bench: Bench, part: str, client: Watched) -> None:
+    bench.tell(part, "answers after, s", f"{client.since_start():.1f}")
+    now = client.status()
+    found = {"device": now["device"]["name"], **now["versions"], "ours": now["version"]}
+    bench.tell(part, "with", ", ".join(f"{name} {found[name]}" for name in found))
+
+
+def _ends(bench: Bench, part: str, client: Watched) -> None:
+    now = client.settled()
+    bench.became_ours(part, "all", client)
+    if "trials" in now:
+        bench.tell(part, "tried", f"{now['trials']['done']} of {now['trials']['total']}")
+        bench.barred(part, "trials", now["trials"])
+    _watched(bench, part, client)
 
 
 def _watched(bench: Bench, part: str, client: Watched) -> None:
@@ -253,14 +309,16 @@ def parent(bench: Bench) -> None:
 def main(argv: list[str]) -> int:
     """Go through the parts. Returns 1 if one of them broke off, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="first,before,hook,again,planted,parent")
+    parser.add_argument("--only", default="first,idle,before,hook,again,planted,parent")
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--side", type=int, default=512)
     parser.add_argument("--out", default=".")
     parser.add_argument("launcher")
     parser.add_argument("flags", nargs=argparse.REMAINDER)
     asked = parser.parse_args(argv)
     parts: dict[str, Callable[[Bench], None]] = {
         "first": first,
+        "idle": idle,
         "hook": hook,
         "again": again,
         "planted": planted,
@@ -281,6 +339,9 @@ def main(argv: list[str]) -> int:
                 bench.tell(name, "broke off", f"{type(error).__name__}: {str(error)[-1500:]}")
             rows = json.dumps(bench.rows, indent=1, ensure_ascii=False)
             Path(asked.out, "webui-trials.json").write_text(rows + "\n", encoding="utf-8")
+        for part, seconds in bench.ours.items():
+            told = "  ".join(f"{name} {after:6.1f}" for name, after in seconds.items())
+            print(f"ours after, s   {part:8} {told}", flush=True)
     return failed
 
 

@@ -290,6 +290,7 @@ def _in_order(
     return (*down, *up, *middle) if middle_last else (*down, *middle, *up)
 
 
+UNETS = (SD15, SDXL)
 STEPS = (step(SD15, 512, 512), step(SDXL, 1024, 1024))
 """What most users of Stable Diffusion have computed."""
 OTHER_STEPS = (
@@ -303,26 +304,32 @@ UNets need only kernels that are listed: a test checks that.
 """
 
 
-def problems(steps: Iterable[Iterable[Layer]] = STEPS) -> list[Problem]:
+def problems(
+    steps: Iterable[Iterable[Layer]] = STEPS, unets: Iterable[Unet] = UNETS
+) -> list[Problem]:
     """The problems of all steps, each once, what is there most often first; and what diffusers has
-    otherwise: a norm apart from the last convolution, residual blocks in another order.
+    otherwise, in these UNets: a norm apart from the last convolution, residual blocks in another
+    order.
     """
     count = Counter(layer.problem for layers in steps for layer in layers)
     convs = [p for p in count if isinstance(p, ConvProblem) and p.norm]
     last = [p for p in convs if not (p.embedding or p.shortcut_channels)]  # not a residual block's
     count.update([replace(p, norm=False) for p in last])
-    for unet in (SD15, SDXL):
+    for unet in unets:
         for layer in (*embeddings(unet, middle_last=True), *prompts(unet, middle_last=True)):
             count[layer.problem] += 1
     return [problem for problem, _ in count.most_common()]
 
 
-def work(*lists: Iterable[Iterable[Layer]], arch: Arch | None = None) -> Work:
+def work(
+    *lists: Iterable[Iterable[Layer]], arch: Arch | None = None, unets: Iterable[Unet] = UNETS
+) -> Work:
     """What the blocks ask, each once: of one list of steps after the other, or of all usual sizes,
     what is asked most often first. Attention's are attention's own. `arch`: with what is asked on
-    that GPU alone.
+    that GPU alone. `unets`: see `problems`.
     """
-    each = (problem for steps in lists or (STEPS, OTHER_STEPS) for problem in problems(steps))
+    unets = tuple(unets)
+    each = (p for steps in lists or (STEPS, OTHER_STEPS) for p in problems(steps, unets))
     every = (asked for problem in each for asked in asked_by(problem, arch))
     return list({(op.name, problem): (op, problem) for op, problem in every}.values())
 

@@ -53,7 +53,8 @@ Identity = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class GateState:
-    """`done` of `total` classes were tried; `subject` is the one in work, empty if none.
+    """`done` of `total` classes were tried; `subject` is the one in work, empty if none. `left_s`:
+    how long the others will take, by what these have taken; 0 where nothing can be said yet.
 
     `refused`: classes that must not be launched, in words, with the reason of each. `halted`: why
     nothing more is tried by itself, empty where it is.
@@ -63,6 +64,7 @@ class GateState:
     done: int = 0
     total: int = 0
     subject: str = ""
+    left_s: float = 0.0
     refused: tuple[tuple[str, str], ...] = ()
     halted: str = ""
 
@@ -122,6 +124,7 @@ class Gate:
         self._queue: list[Wanted] = []
         self._launched: set[tuple[Place, Identity, str]] = set()
         self._state = GateState()
+        self._begun_s = 0.0
         self._thread: threading.Thread | None = None
         self._works = False
         """The thread looks into the queue once more."""
@@ -290,7 +293,8 @@ class Gate:
             return
         self._queue.append((place, subject, force))
         if not self._state.running:
-            self._show(running=True, done=0, total=0)
+            self._begun_s = time.monotonic()
+            self._show(running=True, done=0, total=0, left_s=0.0)
             self._tell("trying new kernels in a process of their own, once")
         self._show(total=self._state.total + 1)
         self._changed.notify_all()
@@ -412,7 +416,10 @@ class Gate:
             if reason not in ("", halted):
                 self._tell(f"{subject}: {reason}")
             self._note(Known(subject, place, key, refusal))
-            self._show(done=self._state.done + 1, halted=halted)
+            done = self._state.done + 1
+            each_s = (time.monotonic() - self._begun_s) / done
+            left_s = each_s * (self._state.total - done)
+            self._show(done=done, halted=halted, left_s=left_s)
         try:
             self._renew()
         except Exception as error:  # of the host

@@ -15,7 +15,7 @@ from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.attention import kernel as attention_kernel
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import compilers
-from lib_rocm_sd.shipped import AT_START, label, shipped
+from lib_rocm_sd.shipped import AT_START, in_order, label, shipped
 from tests.install.install_doubles import GFX1100, Builder, gpus
 from tests.waiting import WAIT_S
 
@@ -40,15 +40,19 @@ def test_one_line_for_each_kernel_and_nothing_the_second_time(
     ]
 
 
-def test_attention_comes_first_and_the_unets_blocks_come_last() -> None:
+def test_attention_comes_first_and_what_the_checkpoint_does_not_need_last() -> None:
     parts = shipped(GFX1100, AT_START)
     specs = list(parts)
     attention = attention_kernel.shipped_specs(GFX1100)
     assert specs[: len(attention)] == attention
-    assert list(dict.fromkeys(parts.values())) == ["attention", "vae", "unet"]
+    assert list(dict.fromkeys(parts.values())) == ["attention", "unet SD1.5", "vae"]
+    sdxl = shipped(GFX1100, in_order("SDXL"))
+    assert list(dict.fromkeys(sdxl.values())) == ["attention", "unet SDXL", "vae", "unet SD1.5"]
+    assert sdxl.keys() == parts.keys()
+    assert in_order("another") == AT_START
     vae = {spec.source for spec, part in parts.items() if part == "vae"}
-    assert vae == {"conv3x3.hip", "upsample_conv.hip", "pack.hip", "group_norm_silu.hip"}
-    assert "layer_norm.hip" in {spec.source for spec, part in parts.items() if part == "unet"}
+    assert vae == {"conv3x3.hip", "upsample_conv.hip", "pack.hip"}
+    assert "layer_norm.hip" in {spec.source for spec, part in sdxl.items() if part == "unet SDXL"}
 
 
 def test_several_are_compiled_at_a_time(monkeypatch: pytest.MonkeyPatch, builder: Builder) -> None:

@@ -21,7 +21,7 @@ from lib_rocm_sd.ops.attention.kernel import SHIPPED_HEAD_DIMS
 from lib_rocm_sd.ops.conv.kernel import VAE_KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.shipped import AT_START, UNETS, shipped
 from lib_rocm_sd.trials import recorder, stamp
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.place import Place
@@ -109,19 +109,26 @@ def test_what_is_tried_ahead_is_what_is_compiled_ahead(gfx: str) -> None:
     row = by_gfx(gfx)
     assert row is not None
     compiled = shipped(row, AT_START)
-    attention, vae, unet = (first_trials.classes(part, row) for part in AT_START)
+    by_part = {part: first_trials.classes(part, row) for part in AT_START}
+    attention, vae, *unets = (by_part.pop(part) for part in ("attention", "vae", *UNETS))
+    assert not by_part
+    unet = list({each.identity: each for each in (*unets[0], *unets[1])}.values())
     every = (*attention, *vae, *unet)
+    assert {each.identity for each in first_trials.all_classes(row)} == {
+        each.identity for each in every
+    }
     assert {spec for each in every for spec in each.specs} <= set(compiled)
     assert {each.first.head_dim for each in attention} == set(SHIPPED_HEAD_DIMS)
     assert vae == subjects(usual.work(), row), "left out, since it is not compiled ahead"
     kinds = {each.op.name for each in vae}
     assert {*(CONVS[kind].name for kind in VAE_KINDS), "attention"} <= kinds
-    in_vae = {spec for spec, part in compiled.items() if part == AT_START[1]}
+    in_vae = {spec for spec, part in compiled.items() if part == "vae"}
     tried = {spec for each in vae for spec in each.specs}
     assert len(in_vae & tried) > len(in_vae) / 2
     missed = set(compiled) - in_vae - {spec for each in every for spec in each.specs}
     assert all(dict(spec.defines)["BF16_HALVES"] for spec in missed)
-    assert unet == subjects(usual_unet.work(arch=row), row), (
+    asked = subjects(usual_unet.work(arch=row), row)
+    assert {each.identity for each in unet} == {each.identity for each in asked}, (
         "left out, since it is not compiled ahead"
     )
     assert {each.op.name for each in unet} == {op.name for op, _ in usual_unet.work()}

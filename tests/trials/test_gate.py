@@ -401,3 +401,26 @@ def test_a_class_is_made_out_once_for_each_problem(
     world.user.engine.renew()
     assert world.run() == "rocm_sd"
     assert len(made) == 1
+
+
+def test_the_state_says_how_long_the_others_will_take(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[int, float]] = []
+    begun_s = time.monotonic() - 10.0
+
+    def renew() -> None:
+        state = world.gate.state()
+        shown.append((state.done, state.left_s))
+        world.gate._begun_s = begun_s
+
+    monkeypatch.setattr(world.gate, "_renew", renew)
+    world.busy = True
+    for factor in (2.0, 3.0, 4.0):
+        world.run(factor)
+    assert world.gate.state().left_s == 0.0
+    world.busy = False
+    world.settled()
+    assert [done for done, _ in shown] == [1, 2, 3]
+    assert shown[1][1] >= 5.0  # two took ten seconds
+    assert shown[2][1] == 0.0

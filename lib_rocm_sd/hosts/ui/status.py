@@ -17,7 +17,7 @@ from lib_rocm_sd.ops.registry import FAMILIES, op_named
 TITLE_LENGTH = 90
 """Longer title lines are cut; the accordion says the whole of it inside."""
 COMPILING = "Compiling kernels"
-TRYING = "Testing kernels in a separate process"
+TRYING = "Trying kernels in a separate process"
 CHECK = "Check this card"
 """What the button says that has something tried again."""
 HEADINGS = ("Operation", "Runs now", "Why not faster")

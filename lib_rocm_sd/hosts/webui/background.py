@@ -9,12 +9,11 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.webui import host, trials
 from lib_rocm_sd.runtime import background
-from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.shipped import ATTENTION_PART, UNETS, VAE_PART, in_order, shipped
 from lib_rocm_sd.trials import stamp, zluda
 
-ATTENTION, VAE, UNET = AT_START
 _UNET_OPS = ("linear", "layer norm")
-BEING_TESTED = "being tested"
+BEING_TRIED = "being tried"
 
 
 def begin(settle: Callable[[], None]) -> None:
@@ -33,21 +32,27 @@ def begin(settle: Callable[[], None]) -> None:
     if info.reasons or info.arch is None:
         return
 
+    before, parts = background.state().running, in_order(host.checkpoint_kind())
+
+    def expect() -> None:
+        """Have tried what is compiled, in order. A part may have no kernel that none before has."""
+        for part in parts:
+            if background.waits(part):
+                return
+            if not background.refusal(part):
+                trials.expect(part, settle)
+
     def compiled(part: str) -> None:
-        if not background.refusal(part):
-            trials.expect(part, settle)
-        if part == ATTENTION:
+        expect()
+        if part == ATTENTION_PART:
             settle()
 
-    before = background.state().running
     if info.arch.is_amd:
-        background.start(info.arch, shipped(info.arch, AT_START), host.say, compiled)
+        background.start(info.arch, shipped(info.arch, parts), host.say, compiled)
     if background.state().running and not before:
         stamp.drop(info.arch.gfx)
         host.say("until they are ready the WebUI's own code makes the pictures")
-    for part in AT_START:
-        if not background.refusal(part):
-            trials.expect(part, settle)
+    expect()
     trials.expect_training()
 
 
@@ -62,16 +67,27 @@ def waits(part: str) -> bool:
     return zluda.is_running() or background.waits(part) or trials.waits(part)
 
 
-def at_work(part: str) -> str:
-    """What is done with the kernels of a part, for an infotext; empty where nothing is."""
-    if background.waits(part):
+def unet_parts() -> tuple[str, ...]:
+    """What the UNet of the checkpoint waits for; all of UNETS where it is none of them."""
+    own = f"unet {host.checkpoint_kind()}"
+    return (own,) if own in UNETS else tuple(UNETS)
+
+
+def at_work(*parts: str) -> str:
+    """What is done with the kernels of parts, for an infotext; empty where nothing is."""
+    if any(map(background.waits, parts)):
         return "being compiled"
-    return BEING_TESTED if trials.waits(part) else ""
+    return BEING_TRIED if any(map(trials.waits, parts)) else ""
 
 
 def pending(op_name: str) -> str:
     """Why the kernels of an op have to be waited for; empty if not. Takes no lock."""
     if zluda.is_running():
         return zluda.WAITS
-    part = ATTENTION if op_name == "attention" else UNET if op_name in _UNET_OPS else VAE
-    return background.refusal(part) or trials.pending(part)
+    parts: tuple[str, ...] = (VAE_PART,)
+    if op_name == "attention":
+        parts = (ATTENTION_PART,)
+    elif op_name in _UNET_OPS:
+        parts = unet_parts()
+    reasons = (background.refusal(part) or trials.pending(part) for part in parts)
+    return next(filter(None, reasons), "")

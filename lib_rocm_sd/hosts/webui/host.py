@@ -23,10 +23,13 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import console
+from lib_rocm_sd.catalog.unet import SD15, SDXL
 from lib_rocm_sd.hosts.optional import attribute, module
 
 NAME = "ROCm SD"
 SETTING = "cross_attention_optimization"
+MOST_NAMES_BYTES = 16 << 20
+"""Of a checkpoint's head, which has less than one."""
 Forward = Callable[..., torch.Tensor]
 
 _said: set[str] = set()
@@ -244,6 +247,37 @@ def is_its_own(forward: Any) -> bool:
 def loaded_model() -> Any:
     """The checkpoint's model if one is loaded. Asking modules.shared for it would load one."""
     return attribute("modules.sd_models", "model_data", "sd_model")
+
+
+def checkpoint_kind() -> str:
+    """Which UNet of catalog/unet.py the loaded checkpoint has, or the chosen one where none is
+    loaded yet; empty where it is another, or cannot be told. Attributes of AUTOMATIC1111's and the
+    Forges' models.
+    """
+    model = loaded_model()
+    if model is not None:
+        kinds = {"is_sdxl": SDXL.name, "is_sd1": SD15.name}
+        return next((kind for name, kind in kinds.items() if getattr(model, name, False)), "")
+    match = attribute("modules.sd_models", "get_closet_checkpoint_match")
+    chosen = getattr(attribute("modules.shared", "opts"), "sd_model_checkpoint", None)
+    listed = attribute("modules.sd_models", "checkpoints_list") or {}
+    info = match(chosen) if callable(match) and chosen else next(iter(listed.values()), None)
+    return _kind_of_file(str(getattr(info, "filename", "")))
+
+
+@cache
+def _kind_of_file(path: str) -> str:
+    """By the names of weights in a safetensors file: eight bytes, then as many of JSON."""
+    if not path.endswith(".safetensors"):
+        return ""
+    try:
+        with Path(path).open("rb") as file:
+            names = file.read(min(int.from_bytes(file.read(8), "little"), MOST_NAMES_BYTES))
+    except OSError:
+        return ""
+    if b'"conditioner.embedders.1.' in names:
+        return SDXL.name
+    return SD15.name if b'"cond_stage_model.transformer.' in names else ""
 
 
 def vae_patcher_of(model: Any) -> Any:

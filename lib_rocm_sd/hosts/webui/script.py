@@ -28,6 +28,7 @@ from lib_rocm_sd.hosts.webui.unet import counted
 from lib_rocm_sd.hosts.webui.unet import session as unet
 from lib_rocm_sd.hosts.webui.vae import session as vae
 from lib_rocm_sd.policy import LEVELS
+from lib_rocm_sd.shipped import ATTENTION_PART
 from lib_rocm_sd.trials.gate import WAITS
 
 FILE = "xyz_grid.py"
@@ -130,7 +131,7 @@ def _note(p: Any, asked: Options) -> None:
         left = attention.calls.left.total()
         ran = [_ran("UNet", "attention"), f"left to the WebUI: {left} calls" if left else ""]
         if not optimizer.works:
-            ran = ["attention left to the WebUI", background.at_work(background.ATTENTION)]
+            ran = ["attention left to the WebUI", background.at_work(ATTENTION_PART)]
         elif not any(ran) and optimizer.displaced_by():
             ran = ["attention left to another extension"]
         written[options.INFOTEXT_KEY] = asked.infotext(_listed(ran))
@@ -159,7 +160,7 @@ def _turn_and_steps(p: Any) -> tuple[int, int]:
 def _blocks(ours: int, total: int) -> str:
     """For instance '80 of 82 blocks, linear: rocm_sd, torch, conv: torch'."""
     waits = any(WAITS in why for row in unet.rows for why in row.left)
-    doing = background.BEING_TESTED if waits else background.at_work(background.UNET)
+    doing = background.BEING_TRIED if waits else background.at_work(*background.unet_parts())
     if not ours:
         return _listed(["left to the WebUI", doing])
     others = f"others {doing}" if doing and ours < total else ""

@@ -14,10 +14,10 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import attention, background, host, session
 from lib_rocm_sd.hosts.webui.attention import Bindings, Function, Method, given, of_functions
-from lib_rocm_sd.hosts.webui.background import ATTENTION
 from lib_rocm_sd.lab.speed_job import Attention
 from lib_rocm_sd.modules import patches
-from lib_rocm_sd.ops.attention.op import ATTENTION as ATTENTION_OP
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.shipped import ATTENTION_PART
 
 PRIORITY = 110
 """Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is
@@ -69,7 +69,7 @@ class Seam(ABC):
                 reasons = self._unusable()
                 if not reasons:
                     self._take_over()
-                elif not (background.waits(ATTENTION) or engine.waits(host.device())):
+                elif not (background.waits(ATTENTION_PART) or engine.waits(host.device())):
                     host.say_once(f"not used on this machine: {'; '.join(reasons)}")
                     self._withdraw()
         except Exception as error:
@@ -88,7 +88,7 @@ class Seam(ABC):
         except Exception as error:
             return [trouble.once(error)]
         with self._lock:
-            self.waits = background.waits(ATTENTION)
+            self.waits = background.waits(ATTENTION_PART)
             self._refresh()
         return []
 
@@ -102,7 +102,7 @@ class Seam(ABC):
 
     def _unusable(self) -> list[str]:
         """Why our kernels cannot be used, after compiling and testing what was not yet."""
-        return session.refusals(ATTENTION_OP, "the attention kernel for {gfx}")
+        return session.refusals(ATTENTION, "the attention kernel for {gfx}")
 
     # --- whose attention is
 

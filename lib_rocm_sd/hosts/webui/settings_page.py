@@ -19,7 +19,7 @@ COMPILED = ("code", "index", "compilers", "tried")
 """The kinds of cache entries that a compilation makes, and the note that all of it was tried."""
 BUSY = "A picture is being generated. Try again when it finishes."
 COMPILING = "Kernels are being compiled. Try again when that finishes."
-TRYING = "Kernels are being tested. Try again when that finishes."
+TRYING = "Kernels are being tried. Try again when that finishes."
 
 
 def register() -> None:

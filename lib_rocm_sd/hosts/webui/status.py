@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lib_rocm_sd import report
@@ -118,8 +119,10 @@ def _headline(
         return "off"
     attention_part = f"attention on {info.gfx}" if not _why_not_attention(options) else ""
     if progress is not None:
-        doing = "compiling" if work == COMPILING else "testing"
+        doing = "compiling" if work == COMPILING else "trying"
         count = f"{doing} kernels, {progress[0]} of {progress[1]}"
+        if work == TRYING and trials.state().left_s:
+            count += f", about {rounded(trials.state().left_s)}"
         return " · ".join(filter(None, (options.level, attention_part, count)))
     vae_part = _vae_in_short(options)
     if _unusable() and vae_part in ("", VAE_OFF):
@@ -131,6 +134,13 @@ def _headline(
         vae_part or "VAE left to the WebUI",
     )
     return " · ".join((options.level, *parts))
+
+
+def rounded(seconds: float) -> str:
+    """A time to come, no more exact than it is known."""
+    if seconds < 60:
+        return f"{5 * math.ceil(seconds / 5)} s"
+    return f"{math.ceil(seconds / 60)} min"
 
 
 def _unusable() -> list[str]:

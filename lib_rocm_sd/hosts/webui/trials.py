@@ -25,7 +25,7 @@ from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import Gate, GateState
 from lib_rocm_sd.trials.subject import Subject
 
-PENDING = "kernels are being tested"
+PENDING = "kernels are being tried"
 RISK = (
     'Some kernels are not used because testing them went wrong. "Check this card" tests them '
     "again, one by one, in separate processes. This may freeze the screen for some seconds, or "
@@ -33,7 +33,7 @@ RISK = (
 )
 TRAINING = "training"
 """Beside the parts of AT_START."""
-AT_WORK = "Kernels are already being tested."
+AT_WORK = "Kernels are already being tried."
 NOTHING = "None of our kernels is blocked on this card."
 
 Left = Callable[[], int]
@@ -48,6 +48,8 @@ class Trials:
         self._expected: dict[str, Left | None] = {}
         self._todo: deque[str] = deque()
         self._working = self._settling = False
+        self._waited: frozenset[str] = frozenset()
+        """Parts that were not through when answers were made valid last."""
         self._settled: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
@@ -184,11 +186,14 @@ class Trials:
             self._expected[part] = left
 
     def _renew(self) -> None:
-        """Called by the gate's thread: what it says now holds from the next picture on."""
+        """Called by the gate's thread: what it says now holds from the next picture on. While parts
+        are tried ahead, only the end of one changes that: all plans are made anew then.
+        """
         with self._lock:
-            if self._settling:
+            waited = frozenset(part for part in self._expected if self.waits(part))
+            if self._settling or (waited and waited == self._waited):
                 return
-            self._settling = True
+            self._settling, self._waited = True, waited
         threading.Thread(target=self._settle, name="rocm_sd settling", daemon=True).start()
 
     def _settle(self) -> None:

@@ -79,23 +79,23 @@ def test_the_webuis_own_path_until_ours_was_tried(
     assert webui.applied == "ROCm SD"  # the setting and "Automatic" are as they will be
     until(lambda: trials(webui).state().total == 3)
     assert not webui.is_ours()
-    assert "kernels are being tested (0 of 3)" in webui.status
+    assert "kernels are being tried (0 of 3)" in webui.status
     assert "0 of 3" in webui.library("hosts.webui.vae").refusals()[0]
     title, _, status = refresh(webui)
-    assert title == "ROCm SD Optimization: Auto · testing kernels, 0 of 3"
+    assert title == "ROCm SD Optimization: Auto · trying kernels, 0 of 3"
     assert (
-        "Testing kernels in a separate process: 0 of 3. Until they are ready, the WebUI's" in status
+        "Trying kernels in a separate process: 0 of 3. Until they are ready, the WebUI's" in status
     )
     busy = webui.library("hosts.webui.speedtest").side.busy()
-    assert busy == "Kernels are already being tested."
+    assert busy == "Kernels are already being tried."
     answer = client_of(webui).get(STATUS).json()
     assert answer["trials"] | {"kernel": ""} == {
         **{"running": True, "done": 0, "total": 3, "kernel": "", "halted": "", "refused": []}
     }
-    assert answer["attention"]["reasons"] == ["kernels are being tested (0 of 3)"]
+    assert answer["attention"]["reasons"] == ["kernels are being tried (0 of 3)"]
     result = webui.txt2img()
     assert result.decoded[0].equal(expected)
-    assert 'ROCm SD: "Auto, attention left to the WebUI, being tested"' in result.info
+    assert 'ROCm SD: "Auto, attention left to the WebUI, being tried"' in result.info
     assert not gpu.seen
 
     card.go.set()
@@ -121,12 +121,12 @@ def test_a_picture_and_the_status_say_that_the_unets_kernels_are_being_tested(
     webui = unet_help.begin(start, gpu)
     until(lambda: trials(webui).state().total == 4)
     info = webui.txt2img(*unet_help.AUTO).info
-    assert 'ROCm SD UNet: "Auto, left to the WebUI, being tested"' in info
+    assert 'ROCm SD UNet: "Auto, left to the WebUI, being tried"' in info
     options = webui.library("hosts.ui.options")
     shown = webui.library("hosts.webui.status").look(options.Options())
     (row,) = (row for row in shown.rows if row.operation == "UNet blocks")
-    assert row.why == ("kernels are being tested (0 of 4)",)
-    assert options.unet_from({options.UNET_KEY: "Auto, left to the WebUI, being tested"}) == "Auto"
+    assert row.why == ("kernels are being tried (0 of 4)",)
+    assert options.unet_from({options.UNET_KEY: "Auto, left to the WebUI, being tried"}) == "Auto"
     card.go.set()
     settled(webui, until)
     assert 'ROCm SD UNet: "Auto, 17 of 17 blocks, linear: ' in webui.txt2img(*unet_help.AUTO).info
@@ -140,10 +140,10 @@ def test_a_picture_says_that_kernels_of_some_blocks_are_being_tested(
     script, takeover = webui.library("hosts.webui.script"), webui.library("unet.takeover")
     why = f"no convolution of ours: {webui.library('trials.gate').WAITS}"
     script.unet.rows = (takeover.KindReport("residual block", 5, 3, {why: 2}, {}),)
-    assert script._blocks(3, 5).startswith("3 of 5 blocks, others being tested")
-    assert script._blocks(0, 5) == "left to the WebUI, being tested"
+    assert script._blocks(3, 5).startswith("3 of 5 blocks, others being tried")
+    assert script._blocks(0, 5) == "left to the WebUI, being tried"
     script.unet.rows = (takeover.KindReport("residual block", 5, 3, {"float32": 2}, {}),)
-    assert "tested" not in script._blocks(3, 5) + script._blocks(0, 5)
+    assert "tried" not in script._blocks(3, 5) + script._blocks(0, 5)
 
 
 def test_a_start_with_all_verdicts_asks_for_one_class_and_starts_nothing(
@@ -179,8 +179,9 @@ def test_answers_hold_from_the_next_picture_on(
     start: Start, gpu: FakeGpu, card: Card, expected: Any
 ) -> None:
     card.go.clear()
+    card.of_attention = 1
     webui = start(gpu=gpu)
-    until(lambda: trials(webui).state().total == 3 and card.asked)
+    until(lambda: trials(webui).state().total == 2 and card.asked)
     with webui.generating():
         card.go.set()
         until(lambda: trials(webui)._settling)
@@ -188,6 +189,25 @@ def test_answers_hold_from_the_next_picture_on(
         assert webui.txt2img().decoded[0].equal(expected)
         assert not gpu.seen
     until(webui.is_ours)
+
+
+def test_plans_are_made_anew_when_a_part_is_through_not_for_each_of_its_classes(
+    start: Start, gpu: FakeGpu, card: Card
+) -> None:
+    card.go.clear()
+    webui = start(gpu=gpu)
+    until(lambda: trials(webui).state().total == 3 and card.asked)
+    until(lambda: not trials(webui)._settling)
+    engine = webui.library("engine.engine").engine
+    with webui.generating():
+        before = engine.renewals
+        trials(webui)._renew()  # as after the first of two classes
+        assert not trials(webui)._settling
+        card.go.set()
+    until(webui.is_ours)
+    settled(webui, until)
+    until(lambda: not trials(webui)._settling)
+    assert 1 <= engine.renewals - before <= 2
 
 
 def test_nothing_is_tried_while_a_picture_is_made(start: Start, gpu: FakeGpu, card: Card) -> None:
@@ -252,7 +272,7 @@ def test_the_next_start_knows_and_who_asks_gets_ours_without_another(
     status, _ = check(webui)
     assert "3 kernels will be tested again, one by one." in status
     until(lambda: trials(webui).state().running)
-    assert "Kernels are already being tested." in check(webui)[0]
+    assert "Kernels are already being tried." in check(webui)[0]
     assert not button(webui)
     card.go.set()
     until(webui.is_ours)

@@ -63,6 +63,8 @@ class Card:
         self.go.set()
         self.started: list[Any] = []
         self.gfx = "gfx1100"
+        self.of_attention = 2
+        """Classes that attention needs."""
         self.with_unet = False
         """Whether the UNet needs a class that no other part does."""
 
@@ -90,9 +92,12 @@ class Card:
         attention = library("lib_rocm_sd.ops.attention.op").ATTENTION
         type(attention.variants[0]).defaults = lambda self, row, problem: (None,)
         work = {
-            "attention": [(attention, problem) for _, problem in attention.usual[:2]],
+            "attention": [
+                (attention, problem) for _, problem in attention.usual[: self.of_attention]
+            ],
             "vae": [(attention, attention.usual[-1][1])],
-            "unet": [(attention, attention.usual[2][1])] if self.with_unet else [],
+            "unet SD1.5": [(attention, attention.usual[2][1])] if self.with_unet else [],
+            "unet SDXL": [],
         }
         trials.first_trials.work = lambda part, arch: work[part]
 

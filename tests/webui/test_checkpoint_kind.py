@@ -1,0 +1,71 @@
+"""Which UNet a checkpoint has is known before it is loaded: what it needs is compiled first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from lib_rocm_sd.hosts.webui import background, host
+from lib_rocm_sd.hosts.webui.status import rounded
+
+NAMES = {
+    "SDXL": "conditioner.embedders.1.model.ln_final.weight",
+    "SD1.5": "cond_stage_model.transformer.text_model.final_layer_norm.weight",
+    "": "cond_stage_model.model.ln_final.weight",  # SD 2
+}
+
+
+def checkpoint(folder: Path, weight: str) -> Path:
+    head = json.dumps({weight: {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    path = folder / f"{weight}.safetensors"
+    path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(2))
+    return path
+
+
+def of_webui(monkeypatch: pytest.MonkeyPatch, **known: Any) -> None:
+    """`known`: by the attribute's name."""
+    monkeypatch.setattr(
+        host, "attribute", lambda module, name, *more: known.get((more or (name,))[-1])
+    )
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_chosen_checkpoints_file_tells(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint(tmp_path, NAMES[kind])
+    chosen = SimpleNamespace(sd_model_checkpoint="one [1234]")
+    asked: list[str] = []
+
+    def match(title: str) -> Any:
+        asked.append(title)
+        return SimpleNamespace(filename=str(path))
+
+    of_webui(monkeypatch, opts=chosen, get_closet_checkpoint_match=match)
+    assert host.checkpoint_kind() == kind
+    assert asked == ["one [1234]"]
+    own = (f"unet {kind}",)
+    assert background.unet_parts() == (own if kind else ("unet SD1.5", "unet SDXL"))
+
+
+def test_the_loaded_model_tells_and_what_cannot_be_read_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for flags, kind in (({"is_sdxl": True}, "SDXL"), ({"is_sd1": True}, "SD1.5"), ({}, "")):
+        of_webui(monkeypatch, sd_model=SimpleNamespace(**flags))
+        assert host.checkpoint_kind() == kind
+    for path in (tmp_path / "none.safetensors", tmp_path / "old.ckpt"):
+        of_webui(monkeypatch, checkpoints_list={"a": SimpleNamespace(filename=str(path))})
+        assert host.checkpoint_kind() == ""
+    of_webui(monkeypatch)
+    assert host.checkpoint_kind() == ""
+
+
+def test_a_time_to_come_is_told_roughly() -> None:
+    assert [rounded(seconds) for seconds in (0.2, 27.0, 61.0)] == ["5 s", "30 s", "2 min"]
