@@ -78,7 +78,9 @@ class Root:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(ledger.Ledger(config), "ledger")
+    chooser = ledger.Ledger(config)
+    config.pluginmanager.register(chooser, "ledger")
+    os.environ[sweeps.VARIABLE] = "1" if chooser.thinned else ""
     config.pluginmanager.register(Root(), "root")
 
 

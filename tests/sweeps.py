@@ -26,6 +26,8 @@ such a test is not listed.
 """
 LONG: dict[str, str] = _CONTENT["long"]
 """Files, tests and cases that take seconds, and what a default run has in their place."""
+VARIABLE = "ROCM_SD_THINNED"
+"""Set in a default run, for those of `LONG` that another process runs: webui/inside_run.py."""
 
 
 def split(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,8 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from tests import ledger, sweeps
 from tests.compiled import CHECKOUT
 from tests.test_ledger import config
+from tests.webui import inside_run
+from tests.webui.environments import A1111
 
 
 def cases(**parameters: list[Any]) -> list[Any]:
@@ -95,3 +98,19 @@ def test_what_stands_for_a_long_test_is_in_a_default_run() -> None:
         assert (
             other.partition("[")[0] not in sweeps.LONG and other.split("::")[0] not in sweeps.LONG
         )
+
+
+@pytest.mark.parametrize("thinned", ["", "1"])
+def test_processes_of_a_default_run_leave_out_what_is_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, thinned: str
+) -> None:
+    done = Mock(return_value=SimpleNamespace(returncode=0, stdout=""))
+    monkeypatch.setattr(inside_run, "prepare", lambda environment: "")
+    monkeypatch.setattr(inside_run.subprocess, "run", done)
+    monkeypatch.setattr(
+        sweeps, "LONG", {"tests/webui/inside/test_x.py::y[z]": "", "tests/a.py": ""}
+    )
+    monkeypatch.setenv(sweeps.VARIABLE, thinned)
+    inside_run.run_inside("inside", A1111, tmp_path)
+    left_out = [word for word in done.call_args.args[0] if word.startswith("--deselect")]
+    assert left_out == (["--deselect=test_x.py::y[z]"] if thinned else [])
