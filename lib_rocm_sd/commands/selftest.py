@@ -170,7 +170,8 @@ def ready(card: Gpu, document: dict[str, Any], path: Path, say: Say, step: Step)
 
 def try_all(card: Gpu, document: dict[str, Any], path: Path, say: Say, step: Step) -> list[Verdict]:
     """Have each kernel tried in a process of its own, also one that is barred; the verdicts are in
-    `document`, which is written after each. Raises OSError where it cannot be.
+    `document`, which is written before each, so that where the machine stops it says at which.
+    Raises OSError where it cannot be.
     """
     from lib_rocm_sd.engine.planner import default_launcher
     from lib_rocm_sd.trials import place as trial_place
@@ -188,10 +189,15 @@ def try_all(card: Gpu, document: dict[str, Any], path: Path, say: Say, step: Ste
 
     def told(rows: list[dict[str, Any]]) -> None:
         document["verdicts"] = anonymous(rows)
+        document["running"] = str(listed[len(rows)]) if len(rows) < len(listed) else None
         write_json(path, document)
-        step(f"testing {by_op(rows[-1])}", len(rows), document["planned"])
+        if rows:
+            step(f"testing {by_op(rows[-1])}", len(rows), document["planned"])
 
-    return try_again(here, say, told, listed)
+    told([])
+    verdicts = try_again(here, say, told, listed)
+    document["running"] = None
+    return verdicts
 
 
 def try_again(

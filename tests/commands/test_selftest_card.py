@@ -163,6 +163,17 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not list(tmp_path.iterdir())
 
 
+def test_what_zluda_is_good_for_is_waited_for(
+    card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new process has no answer yet, and would refuse the card."""
+    waited: list[Any] = []
+    card(toy("any"))
+    monkeypatch.setattr("lib_rocm_sd.trials.zluda.settle", waited.append)
+    assert run(tmp_path / "result.json")[0] == 0
+    assert waited == [[CPU]]
+
+
 def test_a_number_that_no_gpu_has(card: Any, tmp_path: Path) -> None:
     card(toy("any"))
     out = str(tmp_path / "result.json")
@@ -304,9 +315,14 @@ def test_trials_come_first_and_after_a_fault_nothing_runs_here(
     """What the trials themselves do is in tests/trials."""
     made = Verdict("attention, rocm_sd: a class", outcome, f"in {MINE}", 1e-4, 1e-3)
 
+    def running() -> str:
+        return str(json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["running"])
+
     def again(here: Any, say: Any, told: Any, listed: Any) -> list[Verdict]:
         assert len(listed) > 200
+        assert running() == str(listed[0]), "where the machine stops, it was at this one"
         told([made.as_dict()])
+        assert running() == str(listed[1])
         return [made]
 
     card(toy("rocm_sd"))
@@ -316,4 +332,4 @@ def test_trials_come_first_and_after_a_fault_nothing_runs_here(
     assert code == (selftest_card.PASSED if outcome == "passed" else selftest_card.FAILED)
     assert [row["outcome"] for row in document["verdicts"]] == [outcome]
     assert len(document["rows"]) == cases_run
-    assert document["complete"]
+    assert document["complete"] and document["running"] is None
