@@ -4,6 +4,8 @@ own code makes the pictures; the accordion, the console and HTTP say why.
 
 from __future__ import annotations
 
+import importlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -370,3 +372,67 @@ def test_what_the_self_test_found_holds_from_the_next_picture_on(
     assert "This may freeze" not in refresh(webui)[2]
     assert card.classes == classes
     assert not webui.errors_reported
+
+
+class BesideZluda(Card):
+    """The card's name is ZLUDA's, and the test beside it ends as `outcome` when `tested` is set."""
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__()
+        self.outcome, self.tested, self.tests = outcome, threading.Event(), 0
+
+    def install(self) -> None:
+        device: Any = importlib.import_module("lib_rocm_sd.device")
+        engine: Any = importlib.import_module("lib_rocm_sd.engine.engine").engine
+        judging: Any = importlib.import_module("lib_rocm_sd.trials.zluda")
+        row = importlib.import_module("lib_rocm_sd.arch").by_gfx(self.gfx)
+        info = device.DeviceInfo(0, "AMD Radeon RX 7900 XTX [ZLUDA]", "zluda", self.gfx, row)
+        here = judging.Place(0, "hip", info.name, row, "", ("ZLUDA 3.9.5",))
+
+        def identify(asked: Any) -> Any:
+            return replace(info, reasons=judging.judge(info))
+
+        def probe(place: Any, key: str) -> Any:
+            self.tests += 1
+            assert self.tested.wait(60)
+            reason = "" if self.outcome == "passed" else "versions: its process crashed"
+            made = judging.Verdict(judging.SUBJECT, self.outcome, reason)
+            return judging.verdicts.write(key, made)
+
+        device.identify = engine._planner.identify = identify
+        judging.places.here = lambda info, index, arch: here
+        judging.probe = probe
+        super().install()
+
+
+@pytest.mark.parametrize("outcome", ["passed", "faulted"])
+def test_beside_zluda_ours_waits_for_a_test_which_decides(
+    start: Start,
+    gpu: FakeGpu,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: Any,
+    outcome: str,
+) -> None:
+    monkeypatch.setenv("ROCM_SD_CACHE_DIR", str(tmp_path))
+    gpu.card = card = BesideZluda(outcome)
+    gpu.convs = True
+    webui = start(gpu=gpu)
+    assert webui.applied == "ROCm SD" and not webui.is_ours()
+    assert "ZLUDA is tested in a process of its own first" in webui.status
+    assert refresh(webui)[0] == "ROCm SD Optimization: not active, see below"
+    assert webui.txt2img().decoded[0].equal(expected)
+    card.tested.set()
+    if outcome == "passed":
+        until(webui.is_ours)
+        settled(webui, until)
+        assert not webui.txt2img().decoded[0].equal(expected)
+    else:
+        until(lambda: webui.applied != "ROCm SD")
+        assert webui.txt2img().decoded[0].equal(expected)
+        assert "faulted: versions: its process crashed" in webui.status
+        assert "ROCM_SD_ALLOW_ZLUDA=1 overrules this" in webui.status
+    again = start(gpu=gpu)
+    assert (again.applied == "ROCm SD") == (outcome == "passed")
+    assert card.tests == 1 and not webui.errors_reported
+    card.end(until)
