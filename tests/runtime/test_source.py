@@ -53,6 +53,14 @@ def test_a_change_of_a_header_is_seen(kernels: Path) -> None:
     assert source.digest() != known
 
 
+def test_the_ends_of_lines_change_nothing(kernels: Path) -> None:
+    """A checkout of Windows may have others: what is cached for one serves the other."""
+    before = source.flatten("k.hip"), source.digest()
+    for path in kernels.rglob("*.*"):
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert (source.flatten("k.hip"), source.digest()) == before
+
+
 def test_a_missing_header_is_named(kernels: Path) -> None:
     (kernels / "k.hip").write_text('#include "common/c.h"\n')
     with pytest.raises(FileNotFoundError, match=r'k\.hip includes "common/c\.h"'):

@@ -168,3 +168,34 @@ for each in library_compilers.hiprtcs():
     answers = run(python, script, tmp_path)
     facts = {"trouble": "", "version": "9.1", "targets": None}
     assert answers == [f"{windows(folder / 'hiprtc0716.dll')} {facts}"]
+
+
+def test_a_start_asks_windows_for_its_cards(python: list[str]) -> None:
+    """The registry, a console of Japan, one that is not there, and nobody's home."""
+    script = r"""
+import os, winreg
+from lib_rocm_sd import cache, present
+from lib_rocm_sd.runtime import process
+import install
+os.environ.update(LOCALAPPDATA=r"Q:\nobody", USERPROFILE=r"Q:\nobody")
+adapters = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
+for number, name in ((0, "AMD Radeon RX 6700 XT"), (1, "AMD Radeon K\xfcnstler"), (2, "")):
+    with winreg.CreateKey(winreg.HKEY_LOCAL_MACHINE, rf"{adapters}\{number:04d}") as key:
+        if name:
+            winreg.SetValueEx(key, "DriverDesc", 0, winreg.REG_SZ, name)
+print([arch and arch.gfx for _, arch in present.find()])
+sys.argv = ["install.py"]
+print(install.main())
+winreg.DeleteKey(winreg.HKEY_LOCAL_MACHINE, rf"{adapters}\0000")
+print(install.main())
+print(cache.directory(), cache.reasons()[0])
+print(process.run([sys.executable, "-c", "raise SystemExit(3)"], 60).trouble)
+sys.stdout, said = None, sys.stdout
+print(install.main(), file=said)
+"""
+    answers = run(python, script, PYTHONIOENCODING="cp932")
+    assert answers[0] == "['gfx1031', None]"
+    assert "torch is not installed yet" in answers[1] and answers[2] == "0"
+    assert r"not among the GPUs known here: AMD Radeon K\xfcnstler" in answers[3]
+    assert answers[4] == "0" and answers[5].startswith(r"None Q:\nobody\rocm_sd")
+    assert answers[6:] == ["failed (exit status 3)", "0"]
