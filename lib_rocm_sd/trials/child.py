@@ -217,9 +217,9 @@ def opened(head: dict[str, Any], say: Say) -> Any:
     arch = Arch(**{**row, "names": tuple(row["names"])})
     index = int(head["index"])
     if head.get("torch") == "zluda":
-        from lib_rocm_sd.trials.zluda_child import ZludaTester
+        from lib_rocm_sd.trials import zluda_child
 
-        return ZludaTester(index, arch, say)
+        return zluda_child.opened(index, arch, say)
     if head.get("torch"):
         from lib_rocm_sd.trials.torch_child import TorchTester
 

@@ -163,7 +163,8 @@ def probe(
             step = str(answer.get("problem", step))
             if answer["kind"] in ("verdict", "unusable"):
                 verdict = made(answer.get("outcome", REFUSED), str(answer.get("reason", "")))
-                return verdicts.write(key, verdict) if answer.get("lasting", True) else verdict
+                lasting = answer["kind"] == "verdict" and answer.get("lasting", True)
+                return verdicts.write(key, verdict) if lasting else verdict
     except TimeoutError:
         child.kill()
         return verdicts.write(key, made(HUNG, f"{step}: no answer within its time limit"))

@@ -16,7 +16,10 @@ from typing import Any, Protocol
 
 import torch
 
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import FAILURES, describe, is_out_of_memory
+from lib_rocm_sd.errors import LaunchError
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.runtime import hip, zluda
@@ -33,6 +36,7 @@ BUSY_ITEMS = 1 << 24
 """What torch works on before it writes: who does not wait for it, reads too early."""
 
 Step = tuple[str, Callable[[], str]]
+Say = Callable[[dict[str, Any]], None]
 
 
 class Side(Protocol):
@@ -157,7 +161,7 @@ def in_a_thread(work: Callable[[], str]) -> str:
     return found[0] if found else "it ended without a word"
 
 
-def examined(listed: Iterator[Step], say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def examined(listed: Iterator[Step], say: Say) -> dict[str, Any]:
     """The verdict of the steps, up to the first that is not passed."""
     for name, step in listed:
         say({"kind": "trying", "problem": name})
@@ -170,6 +174,14 @@ def examined(listed: Iterator[Step], say: Callable[[dict[str, Any]], None]) -> d
             outcome = FAULTED if names_fault(reason) else REFUSED
             return {"outcome": outcome, "reason": f"{name}: {reason}", "lasting": lasting}
     return {"outcome": PASSED, "reason": ""}
+
+
+def opened(index: int, arch: Arch, say: Say) -> ZludaTester:
+    """The tester of torch's device `index`. Raises LaunchError where that is not ZLUDA's."""
+    info = identify(torch.device("cuda", index))
+    if info.backend != "zluda":
+        raise LaunchError(f"in the test's process torch finds {info.name or 'no GPU'}, not ZLUDA")
+    return ZludaTester(index, arch, say)
 
 
 class ZludaTester(TorchTester):

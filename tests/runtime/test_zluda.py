@@ -29,7 +29,8 @@ def modules(monkeypatch: pytest.MonkeyPatch, *names: str | Path) -> None:
 def test_the_hip_library_is_the_one_that_nvcuda_calls(
     here: Zluda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library, other = ctypes.CDLL(str(here.nvcuda)), "/opt/rocm/lib/libamdhip64.so.7"
+    library, other = ctypes.CDLL(str(here.nvcuda)), "/opt/rocm/lib/libbeneath.so.7"
+    monkeypatch.setattr(zluda, "AMDHIP64", zluda_library.HIP)
     modules(monkeypatch, other, here.hip, here.nvcuda)
     assert zluda.loaded() == here and library
     modules(monkeypatch, other, here.nvcuda)

@@ -6,7 +6,9 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from lib_rocm_sd import arch, device
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.errors import CompileError, DeviceOutOfMemoryError, LaunchError
 from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build, zluda
 from lib_rocm_sd.runtime.zluda import Nvcuda, Zluda
@@ -252,6 +255,13 @@ def test_a_child_that_ends_or_hangs_is_a_verdict(
     assert kept == found and kept.asks_again == (planted == "kill")
 
 
+def test_a_child_in_which_torch_has_no_zluda_is_no_verdict(here: Place) -> None:
+    """By the real child."""
+    found = judging.probe(replace(here, before_torch=here.before_torch[:1]), "key")
+    assert found.reason.startswith("LaunchError: in the test's process torch finds")
+    assert verdicts.read("key") is None
+
+
 def test_what_does_not_compile_is_no_verdict(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(spec: KernelSpec, row: Any) -> build.CodeObject:
         raise CompileError("cc", "there is no compiler")
@@ -391,3 +401,37 @@ def test_one_key_gives_its_value() -> None:
     x = torch.full((1, 8, 2, 64), float(zluda_child.EXACT - 1), dtype=torch.float16)
     found = ATTENTION.reference(zluda_child.AttentionInputs(x, x[:, :1], x[:, :1]))
     assert bool((found == zluda_child.EXACT - 1).all())
+
+
+def test_the_child_runs_our_kernel_between_torchs_writes_and_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine code for gfx1100, by the executor; streams and the libraries are not there."""
+    from tests.verify.amdgpu_host import standing_in
+
+    def in_order(*of_libraries: Any) -> Iterator[zluda_child.Step]:
+        yield COMPILING, lambda: zluda_child.warmed(of_libraries[-1])
+        yield "order", lambda: zluda_child.out_of_order(of_libraries[-1])
+
+    monkeypatch.setattr(judging, "TESTED", AttentionProblem(1, 1, 20, 1, 64))
+    monkeypatch.setattr(zluda_child, "steps", in_order)
+    monkeypatch.setattr(zluda_child, "ROUNDS", 3)
+    monkeypatch.setattr(zluda_child, "BUSY_ITEMS", 16)
+    monkeypatch.setattr(zluda_child, "Nvcuda", lambda library: None)
+    monkeypatch.setattr(zluda_child, "Beneath", lambda library: None)
+    monkeypatch.setattr(zluda, "loaded", lambda: Zluda(Path("nvcuda"), Path("hip")))
+    monkeypatch.setattr(zluda_child, "hip", SimpleNamespace(opened=lambda path: None))
+    with standing_in("gfx1100", tmp_path) as gpu:
+        try:
+            head, blobs = judging._letter(Place(0, "hip", INFO.name, ROW, "", ()))
+        except CompileError as error:
+            pytest.skip(f"needs a compiler for gfx1100: {error}")
+        head["torch"]["problems"] = head["torch"]["problems"][:1]
+        tester = zluda_child.ZludaTester(0, ROW, lambda row: None)
+        tester._device = torch.device("cpu")
+        found = tester.test(head, blobs)
+        assert found["outcome"] == PASSED, found
+        assert len(gpu.launches) == 3 + 1  # the rounds, and the self-test
+        inputs = zluda_child.AttentionInputs
+        monkeypatch.setattr(zluda_child, "AttentionInputs", lambda q, k, v: inputs(q, k, v + 1))
+        assert "order: 3 of 3 rounds were wrong" in tester.test(head, blobs)["reason"]

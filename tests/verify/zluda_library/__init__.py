@@ -7,10 +7,12 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.runtime.hip import HipDriver
+from lib_rocm_sd.runtime.layouts import AMDHIP64
 from lib_rocm_sd.runtime.zluda import Nvcuda, Zluda
 from tests.runtime.code_objects import c_library
 from tests.runtime.driver_doubles import ScaleParams
@@ -24,15 +26,18 @@ COUNT = 64
 """Floats in a tensor."""
 
 
+HIP = replace(AMDHIP64, linux=r"libbeneath\.so[.\d]*")
+"""What `zluda.AMDHIP64` has to be for them."""
 _numbers = itertools.count()
 
 
 def built(folder: Path, *family: str) -> Zluda:
     """The two libraries; skips the test where there is no C compiler.
 
-    Each HIP has a name of its own: of those with one name, the loader takes the first for all.
+    Each HIP has a name of its own: of those with one name, the loader takes the first for all. It
+    is no name of AMD's, by which other tests of this process would find it.
     """
-    name = f"libamdhip64.so.6.{next(_numbers)}"
+    name = f"libbeneath.so.{next(_numbers)}"
     source = hip_library.SOURCE.read_text() + (FOLDER / "hip_more.c").read_text()
     beneath = c_library(source, folder / name, "-std=gnu11", "-O1")
     link = (f"-L{folder}", f"-l:{name}", f"-Wl,-rpath,{folder}")
