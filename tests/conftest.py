@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import lru_cache, partial
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ import pytest
 
 from tests import ledger, sweeps
 from tests.clock import Clock
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 gc.set_threshold(100_000, 50, 100)  # what is collected stays, and took a quarter longer to collect
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
@@ -82,6 +88,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(chooser, "ledger")
     os.environ[sweeps.VARIABLE] = "1" if chooser.thinned else ""
     config.pluginmanager.register(Root(), "root")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Where torch has no bytecode yet, the worker that comes first compiles it and the tests for
+    all. Else each of them would, at the same time.
+    """
+    run = getattr(session.config, "workerinput", {}).get("testrunuid")
+    torch = find_spec("torch")
+    if run is None or torch is None or not torch.origin or sys.dont_write_bytecode or fcntl is None:
+        return (yield)
+    if Path(cache_from_source(torch.origin)).exists():
+        return (yield)
+    with Path(tempfile.gettempdir(), f"rocm_sd_tests_{run}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        result = yield
+        Path(lock.name).unlink(missing_ok=True)
+        return result
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
