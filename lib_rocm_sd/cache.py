@@ -41,6 +41,8 @@ class _State:
     directory: Path | None = None
     readable: list[Path] = field(default_factory=list)
     unwritten: str = ""
+    denied: bool = False
+    """A file was not to be had for all of one's patience, which no other one gets then."""
     reasons: list[str] = field(default_factory=list)
     memory: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
@@ -65,6 +67,7 @@ def host_directory() -> Path | None:
 def reset() -> None:
     """Look for a usable folder again at the next access, and forget what was kept in memory."""
     _state.resolved, _state.directory, _state.unwritten = False, None, ""
+    _state.denied = False
     _state.readable.clear()
     _state.reasons.clear()
     _state.memory.clear()
@@ -323,7 +326,10 @@ def _patiently(act: Callable[[], Value]) -> Value:
         try:
             return act()
         except PermissionError:
-            if not _LOCKS_OPEN_FILES or _state.unwritten or time.monotonic() >= deadline:
+            if not _LOCKS_OPEN_FILES or _state.unwritten or _state.denied:
+                raise
+            if time.monotonic() >= deadline:
+                _state.denied = True
                 raise
             time.sleep(_POLL_S)
 

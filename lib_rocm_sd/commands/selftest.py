@@ -11,12 +11,13 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lib_rocm_sd import __version__, cache, checks, first_trials
 from lib_rocm_sd.checks import UsageError
@@ -27,6 +28,7 @@ from lib_rocm_sd.lab.rows import Columns, Row, write_json
 from lib_rocm_sd.report import config_fields
 from lib_rocm_sd.runtime import compile_worker
 from lib_rocm_sd.trials import verdicts
+from lib_rocm_sd.trials.child import answers, quiet
 from lib_rocm_sd.trials.verdicts import DANGEROUS, MOST_TEXT, Verdict, without_folders
 
 if TYPE_CHECKING:
@@ -64,13 +66,29 @@ def named(row: Row) -> str:
     return f"{row.op}, {row.variant}: {row.problem}{f' [{config}]' if config else ''}"
 
 
-def child(out: str, index: int, folder: str, first: Sequence[str]) -> int:
-    """As `main`, with each step as a line of JSON on stdout; ends with its input, too. `folder`:
-    the host's for the cache, or empty. `first`: libraries that are loaded before torch, ZLUDA's.
+def serve(asked: Mapping[str, Any]) -> NoReturn:
+    """`child` as a process of its own. It ends at once: Python would wait for the thread that
+    reads, and abort.
+    """
+    quiet()
+    status = 3
+    try:
+        status = child(**asked, say=answers())
+    except Exception:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def child(
+    out: str, index: int, folder: str, first: Sequence[str], say: Callable[[dict[str, Any]], object]
+) -> int:
+    """As `main`, but tells `say` of each step; ends with its input, too. `folder`: the host's for
+    the cache, or empty. `first`: libraries that are loaded before torch, ZLUDA's.
     """
 
     def step(text: str, done: int, total: int) -> None:
-        print(json.dumps({"text": text, "done": done, "total": total}), flush=True)
+        say({"text": text, "done": done, "total": total})
 
     def ends_with_parent() -> None:
         sys.stdin.buffer.read()
@@ -78,8 +96,11 @@ def child(out: str, index: int, folder: str, first: Sequence[str]) -> int:
 
     threading.Thread(target=ends_with_parent, daemon=True).start()
     cache.set_directory(folder or None)
-    for path in first:
-        compile_worker.load(Path(path))
+    try:
+        compile_worker.load_before_torch(first)
+    except OSError as error:
+        print(f"The self-test was not run: ZLUDA cannot be loaded: {error}.", file=sys.stderr)
+        return NOT_RUN
     return main(Path(out), index, False, step)
 
 

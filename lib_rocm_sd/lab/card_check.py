@@ -31,8 +31,8 @@ SILENT_S = 900.0
 NOT_RUN = "The self-test was not run: "
 _START = (
     "import json, sys; root, asked, *places = sys.argv[1:]; sys.path.insert(0, root); "
-    "sys.path += places; from lib_rocm_sd.commands.selftest import child; "
-    "raise SystemExit(child(**json.loads(asked)))"
+    "sys.path += places; from lib_rocm_sd.commands.selftest import serve; "
+    "serve(json.loads(asked))"
 )
 
 
@@ -124,11 +124,13 @@ class CardCheck:
                 link.kill()
             while (step := link.receive(SILENT_S)) is not None:
                 self._progress = Progress("running", step["text"], step["done"], step["total"])
+            status, words = link.status(), link.words()
         except TimeoutError:
             outcome = f"its process said nothing for {SILENT_S / 60:.0f} minutes"
             link.kill()
-        status, words = link.status(), link.words()
-        link.end()
+            status, words = link.status(), link.words()
+        finally:
+            link.end()
         if not outcome and status not in (0, 1, 2):
             outcome = ended(status, words)[1]
         lines = [line for line in words.splitlines() if line.startswith(NOT_RUN)]
@@ -136,6 +138,8 @@ class CardCheck:
 
     def _found(self, path: Path, outcome: str, refused: str) -> Progress:
         """What came of a process that has ended. `outcome`: how, where not by itself."""
+        if self._stopped and not path.exists():
+            return Progress("stopped", "Stopped before the first check.")
         if refused or not path.exists():
             return Progress("failed", refused or f"{NOT_RUN}{outcome or 'it wrote no file'}.")
         document = read(path)

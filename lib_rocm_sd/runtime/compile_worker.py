@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from ctypes import POINTER, byref, c_bool, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -312,6 +312,13 @@ def _do(job: CompilerJob, folder: Path) -> dict[str, Any]:
         code, log = rtc.compile(job.source, job.file_name, job.options)
     (folder / "kernel.co").write_bytes(code)
     return {"trouble": "", "log": log}
+
+
+def load_before_torch(paths: Sequence[str]) -> None:
+    """ZLUDA's libraries (Zluda.companions), of which the first two are needed. Raises OSError."""
+    for number, path in enumerate(paths):
+        with nullcontext() if number < 2 else suppress(OSError):
+            load(Path(path))
 
 
 def load(path: Path) -> ctypes.CDLL:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,10 @@ def loaded_runtime() -> Path | None:
     if len(loaded) < 2:
         return next(iter(loaded), None)
     for path in everything:
-        if path.stem.lower() in _CALLERS and (called := called_by(path)) in loaded:
-            return called
+        if path.stem.lower() in _CALLERS:
+            with suppress(LaunchError, OSError):  # a file that was replaced: by its place, then
+                if (called := called_by(path)) in loaded:
+                    return called
     order = libraries.rocm_library_folders()
     places = {real_path(folder): number for number, folder in reversed([*enumerate(order)])}
     return min(loaded, key=lambda path: places.get(real_path(path).parent, len(order)))

@@ -25,6 +25,8 @@ from lib_rocm_sd.runtime.layouts import AMDHIP64
 
 _NVCUDA = re.compile(r"(nvcuda\.dll|lib(nv)?cuda\.so[.\d]*)$", re.IGNORECASE)
 _COMPANION = re.compile(r"(lib)?(nv|cu|zluda|roc|hip|miopen|amd)", re.IGNORECASE)
+_SDKS = re.compile(r"(lib)?(roc(blas|solver|sparse|fft)|hip(blas|fft))", re.IGNORECASE)
+"""What ZLUDA's cublas and the like call: the SDK's, though HIP itself may be System32's."""
 _STREAM = 1
 """The kind of object that is asked for; 0 is a context."""
 PLAIN = {12040: "4", 12080: "5", 13000: "6 or 7"}
@@ -48,11 +50,13 @@ class Zluda:
 
     def companions(self) -> list[Path]:
         """The libraries by which another process has this ZLUDA, if it loads them before torch, as
-        launchers do (load in modules/zluda_installer.py of AUTOMATIC1111's AMD fork).
+        launchers do (load in modules/zluda_installer.py of AUTOMATIC1111's AMD fork). The first two
+        are needed.
         """
-        folders = (self.nvcuda.parent, self.hip.parent)
-        near = (path for path in hip.loaded_libraries() if path.parent in folders)
-        named = (path for path in near if _COMPANION.match(path.name))
+        everything = list(hip.loaded_libraries())
+        folders = {path.parent for path in everything if _SDKS.match(path.name)}
+        folders |= {self.nvcuda.parent, self.hip.parent}
+        named = (p for p in everything if p.parent in folders and _COMPANION.match(p.name))
         return list(dict.fromkeys((self.hip, self.nvcuda, *named)))
 
 

@@ -243,7 +243,7 @@ def quiet() -> None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _answers() -> Say:
+def answers() -> Say:
     """Standard output, for the protocol alone: what libraries print goes to standard error."""
     stream = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -271,13 +271,12 @@ def _inbox(stream: BinaryIO) -> queue.SimpleQueue[Message]:
 def main() -> int:
     """Serve until the parent ends it."""
     quiet()
-    say = _answers()
+    say = answers()
     inbox = _inbox(sys.stdin.buffer)
     head, _ = inbox.get()
     try:
         if head.get("kind") == "load":  # what takes seconds; the card is opened later
-            for path in head["libraries"]:  # ZLUDA's, which torch then takes for the driver
-                compile_worker.load(Path(path))
+            compile_worker.load_before_torch(head["libraries"])
             importlib.import_module("lib_rocm_sd.trials.torch_child")
             head, _ = inbox.get()
         tester = opened(head, say)

@@ -2,17 +2,19 @@
 
 `judge` is what `device.identify` asks. It answers at once: by the verdict, or that there is none
 yet, and then the child works in the background (zluda_child.py). The verdict holds for this card
-with this nvcuda, HIP library, driver and torch (place.py). ROCM_SD_ALLOW_ZLUDA=0 and =1 overrule.
+with this nvcuda, HIP library, driver and torch (place.py), and for our version and kernels, which
+may be at fault. ROCM_SD_ALLOW_ZLUDA=0 and =1 overrule.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lib_rocm_sd import cache, console, device
+from lib_rocm_sd import __version__, cache, console, device
 from lib_rocm_sd.device import ALLOW_ZLUDA, DeviceInfo
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import describe
@@ -25,7 +27,7 @@ from lib_rocm_sd.trials.conductor import ended
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import subjects
-from lib_rocm_sd.trials.verdicts import HUNG, KILLED, REFUSED, Verdict
+from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, KILLED, REFUSED, Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +42,11 @@ COMPILING_LIMIT_S = 900.0
 
 say: Callable[[str], object] = console.Log().info
 """Gets a line when a test begins, and one with what came of it; a host's own where it has one."""
+
+busy: Callable[[], bool] = bool
+"""Whether somebody needs the card now; a host's own where it has one."""
+PATIENCE_S = 120.0
+"""How long a pause is waited for."""
 
 _Card = tuple[str, int]
 _lock = threading.RLock()
@@ -68,7 +75,7 @@ def _begin(info: DeviceInfo, card: _Card) -> None:
     except (LaunchError, OSError) as error:
         _answers[card] = (f"torch runs through ZLUDA: {error}",)
         return
-    key = cache.key_of("zluda 1", here.key, str(here.index))
+    key = cache.key_of("zluda 1", __version__, here.halt_key, str(here.index))
     kept = verdicts.read(key)
     if kept is not None and not kept.asks_again:
         _answers[card] = _reasons(kept)
@@ -104,6 +111,9 @@ def listen(tell: Callable[[], object]) -> bool:
 
 def _find_out(here: Place, key: str, card: _Card) -> None:
     say(f"{here}: {WAITS}, once. ZLUDA may compile for minutes.")
+    end = time.monotonic() + PATIENCE_S
+    while busy() and time.monotonic() < end:
+        time.sleep(0.1)
     try:
         found = _reasons(probe(here, key))
     except Exception as error:  # of ours: no fault of ZLUDA's
@@ -146,7 +156,7 @@ def probe(
         child = spawn()
     except OSError as error:
         return made(REFUSED, f"no process for the test: {error}")
-    step = "loading ZLUDA and torch"
+    step = first = "loading ZLUDA and torch"
     try:
         child.send({"kind": "load", "libraries": here.before_torch})
         child.send({"kind": "open", **here.as_dict(), "torch": "zluda"})
@@ -159,7 +169,10 @@ def probe(
                     return verdicts.interrupted(
                         key, SUBJECT, str(here), f"{step}: {reason}", KILLED
                     )
-                return verdicts.write(key, made(outcome, f"{step}: {reason}"))
+                verdict = made(outcome, f"{step}: {reason}")
+                # Before a step: a full disk, a short memory, a scanner; all of them may pass.
+                lasting = step != first or outcome == FAULTED
+                return verdicts.write(key, verdict) if lasting else verdict
             step = str(answer.get("problem", step))
             if answer["kind"] in ("verdict", "unusable"):
                 verdict = made(answer.get("outcome", REFUSED), str(answer.get("reason", "")))
@@ -167,7 +180,8 @@ def probe(
                 return verdicts.write(key, verdict) if lasting else verdict
     except TimeoutError:
         child.kill()
-        return verdicts.write(key, made(HUNG, f"{step}: no answer within its time limit"))
+        verdict = made(HUNG, f"{step}: no answer within its time limit")
+        return verdict if step == first else verdicts.write(key, verdict)
     finally:
         child.end()
 

@@ -7,8 +7,8 @@ too, which the parent writes (zluda.py).
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint64
 from pathlib import Path
@@ -146,19 +146,9 @@ def out_of_order(side: Side, stream: AbstractContextManager[Any] | None = None) 
 
 
 def in_a_thread(work: Callable[[], str]) -> str:
-    """What `work` gives in a thread of its own, or how it fails there."""
-    found: list[str] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except FAILURES as error:
-            found.append(describe(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return found[0] if found else "it ended without a word"
+    """What `work` gives, or raises, in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
 
 
 def examined(listed: Iterator[Step], say: Say) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from lib_rocm_sd.hosts.ui.check_part import CheckView
 from lib_rocm_sd.lab import card_check, card_file
 from lib_rocm_sd.lab.card_check import CardCheck
 from lib_rocm_sd.lab.speed_job import Busy
+from lib_rocm_sd.trials.link import Link
 from tests.lab import played_selftest
 from tests.lab.played_selftest import document
 from tests.lab.speedtest_doubles import Side
@@ -148,14 +149,32 @@ def test_without_a_card_the_button_says_why() -> None:
         view.check.start(Side())
 
 
+def test_stopped_before_there_is_a_file(checks: Any, tmp_path: Path) -> None:
+    view, _, _ = checks("hang", document())
+    found = view.check._found(tmp_path / "none.json", "ended from outside (SIGKILL)", "")
+    assert found.state == "failed"
+    view.check.stop()
+    found = view.check._found(tmp_path / "none.json", "ended from outside (SIGKILL)", "")
+    assert (found.state, found.text) == ("stopped", "Stopped before the first check.")
+    view.check._progress = found
+    assert found.text in view.state("").status
+
+
 def test_the_real_command_in_its_process(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Down to the command's own refusal, which it says as in a terminal."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    real = card_check.command
+    real, links = card_check.command, list[Link]()
     view, _, _ = checks("0", document())
     monkeypatch.setattr(card_check, "command", real)
+
+    def linked(words: list[str]) -> Link:
+        links.append(Link(words))
+        return links[0]
+
+    monkeypatch.setattr(card_check, "Link", linked)
     assert "The self-test was not run: no GPU: this is the CPU." in finished(view).status
+    assert links[0].status() == selftest.NOT_RUN
 
 
 @pytest.mark.parametrize("backend", ["hip", "zluda"])
@@ -163,7 +182,6 @@ def test_the_process_has_the_hosts_cache_and_its_zluda(
     backend: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What the WebUI has compiled is there, and the WebUI finds its verdicts."""
     monkeypatch.setattr(cache._state, "host", tmp_path)
@@ -185,13 +203,12 @@ def test_the_process_has_the_hosts_cache_and_its_zluda(
     monkeypatch.setattr(selftest, "main", main)
     monkeypatch.setattr(selftest.threading, "Thread", lambda **how: SimpleNamespace(start=list))
     monkeypatch.setattr(cache, "set_directory", folders.append)
-    loaded: list[Path] = []
+    loaded, steps = list[Path](), list[Any]()
     monkeypatch.setattr(selftest.compile_worker, "load", loaded.append)
-    assert selftest.child(**json.loads(asked)) == 0
+    assert selftest.child(**json.loads(asked), say=steps.append) == 0
     assert folders == [str(tmp_path)]
     assert loaded == (beside.companions() if backend == "zluda" else [])
-    step = {"text": "testing attention", "done": 12, "total": 60}
-    assert json.loads(capsys.readouterr().out) == step
+    assert steps == [{"text": "testing attention", "done": 12, "total": 60}]
 
 
 # -- the file

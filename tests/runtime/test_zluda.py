@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd.errors import LaunchError
-from lib_rocm_sd.runtime import hip, layouts, libraries, zluda
+from lib_rocm_sd.runtime import compile_worker, hip, layouts, libraries, zluda
 from lib_rocm_sd.runtime.zluda import Nvcuda, Zluda
 from tests.verify import zluda_library
 from tests.verify.zluda_library import BOXED, PLAIN, UNKNOWN
@@ -109,3 +109,28 @@ def test_its_digest_is_of_what_the_file_has(tmp_path: Path) -> None:
     before = Zluda(file, file).digest
     file.write_bytes(b"3.9.6")
     assert Zluda(file, file).digest != before
+
+
+def test_what_zluda_calls_is_loaded_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On Windows HIP may be System32's, and rocBLAS the SDK's, which PATH alone names."""
+    system, sdk, own = (tmp_path / name for name in ("System32", "ROCm", ".zluda"))
+    hip_file, blas, cublas = system / "amdhip64_6.dll", sdk / "rocblas.dll", own / "cublas64_11.dll"
+    zludas = Zluda(own / "nvcuda.dll", hip_file)
+    others = [tmp_path / "torch" / "cudart64_12.dll", sdk / "other.dll"]
+    modules(monkeypatch, *others, hip_file, blas, zludas.nvcuda, cublas)
+    assert zludas.companions() == [hip_file, zludas.nvcuda, blas, cublas]
+    missing, loads = {blas}, list[Path]()
+
+    def load(path: Path) -> None:
+        loads.append(path)
+        if path in missing:
+            raise OSError(f"{path.name} is not there")
+
+    monkeypatch.setattr(compile_worker, "load", load)
+    compile_worker.load_before_torch([*map(str, zludas.companions())])
+    assert loads == zludas.companions()
+    missing.add(zludas.nvcuda)
+    with pytest.raises(OSError, match=r"nvcuda\.dll is not there"):
+        compile_worker.load_before_torch([*map(str, zludas.companions())])

@@ -32,7 +32,7 @@ QUIET = """
 import os, resource, sys
 from lib_rocm_sd.trials import child
 child.quiet()
-say = child._answers()
+say = child.answers()
 print("what a library prints")
 os.system("echo from below")
 say({"core": resource.getrlimit(resource.RLIMIT_CORE)})
@@ -151,7 +151,7 @@ def test_a_mistake_of_ours_is_no_fault_of_the_kernel(monkeypatch: pytest.MonkeyP
 
     said: list[dict[str, Any]] = []
     monkeypatch.setattr(child, "quiet", lambda: None)
-    monkeypatch.setattr(child, "_answers", lambda: said.append)
+    monkeypatch.setattr(child, "answers", lambda: said.append)
     monkeypatch.setattr(child, "_inbox", lambda stream: Inbox())
     monkeypatch.setattr(child, "opened", lambda head, say: Broken())
     with pytest.raises(EOFError):

@@ -65,6 +65,13 @@ def test_the_loaded_model_tells_and_what_cannot_be_read_is_not_known(
         assert host.checkpoint_kind() == ""
     of_webui(monkeypatch)
     assert host.checkpoint_kind() == ""
+    info = SimpleNamespace(filename=str(checkpoint(tmp_path, NAMES["SDXL"])))
+    for model, kind in (
+        (SimpleNamespace(), "SDXL"),
+        (SimpleNamespace(sd_checkpoint_info=info), ""),
+    ):
+        of_webui(monkeypatch, sd_model=model, checkpoints_list={"a": info})
+        assert host.checkpoint_kind() == kind  # a Forge's model before the first, or SD 2
 
 
 def test_a_time_to_come_is_told_roughly() -> None:

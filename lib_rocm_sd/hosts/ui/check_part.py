@@ -74,7 +74,7 @@ class CheckView:
         if progress.state == "running" and progress.total:
             fraction = progress.done / progress.total
             text = f"{progress.text}, {progress.done} of {progress.total}"
-        elif progress.state == "running" or (progress.state == "failed" and not progress.path):
+        elif progress.state == "running" or (progress.text and not progress.path):
             text = progress.text
         elif refused:
             text = f"This machine's card cannot be checked: {refused}."

@@ -7,6 +7,7 @@ from functools import partial
 
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import host, trials
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.shipped import ATTENTION_PART, UNETS, VAE_PART, in_order, shipped
@@ -58,7 +59,10 @@ def begin(settle: Callable[[], None]) -> None:
 
 def _beside_zluda(settle: Callable[[], None]) -> None:
     """It was tested: go on as at the start, or leave."""
-    begin(settle)
+    try:
+        begin(settle)
+    except Exception as error:
+        host.say_once(f"not used: {trouble.once(error)}")
     settle()
 
 

@@ -255,9 +255,11 @@ def checkpoint_kind() -> str:
     Forges' models.
     """
     model = loaded_model()
-    if model is not None:
-        kinds = {"is_sdxl": SDXL.name, "is_sd1": SD15.name}
-        return next((kind for name, kind in kinds.items() if getattr(model, name, False)), "")
+    kinds = {"is_sdxl": SDXL.name, "is_sd1": SD15.name}
+    kind = next((kind for name, kind in kinds.items() if getattr(model, name, False)), "")
+    # The Forges begin with a model that is none (FakeInitialModel in modules/sd_models.py).
+    if kind or getattr(model, "sd_checkpoint_info", None) is not None:
+        return kind
     match = attribute("modules.sd_models", "get_closet_checkpoint_match")
     chosen = getattr(attribute("modules.shared", "opts"), "sd_model_checkpoint", None)
     listed = attribute("modules.sd_models", "checkpoints_list") or {}

@@ -54,7 +54,7 @@ class Trials:
 
     def begin(self) -> None:
         """Put the gate before the engine, once; says what a WebUI that died was trying."""
-        zluda.say = host.say
+        zluda.say, zluda.busy = host.say, host.is_busy
         with self._lock:
             if self._gate is None:
                 self._gate = Gate(
