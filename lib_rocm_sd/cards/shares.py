@@ -77,7 +77,7 @@ class Shares:
             return whole
         divided = self.divided(kind, rows, usable)
         slower = record.expected.get(divided, 0.0) if any(divided[1:]) else 0.0
-        if _expected(record, divided) < GAIN * slower:  # timed while a card was held up
+        if new and _expected(record, divided) < GAIN * slower:  # timed while a card was held up
             record.calls[divided] = self.warm
             del record.times[divided], record.recent[divided], record.expected[divided]
         fitting = [way for way in record.calls if _fits(way, usable)]

@@ -36,6 +36,8 @@ def test_freeu_is_idle_where_it_is_not_enabled(
     cat = partial(function_of(by), original_function=function_of(around))
     is_theirs = by == "lib_free_u.unet" and around == "modules.sd_hijack_unet"
     assert _is_idle(cat) == (is_theirs and not enabled)
+    twice = partial(function_of(by), original_function=cat)  # after Reload UI
+    assert _is_idle(twice) == (is_theirs and not enabled)
     assert not _is_idle(function_of(by))
 
 

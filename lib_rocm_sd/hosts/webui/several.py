@@ -283,9 +283,10 @@ def _is_idle(cat: Any) -> bool:
     """Whether it passes on what it is given: sd-webui-freeu is in torch.cat's place for good, and
     does nothing where it is not enabled (lib_free_u/unet.py).
     """
-    if home_of(getattr(cat, "func", None)) != "lib_free_u.unet":
-        return False
-    if home_of(cat.keywords.get("original_function")) not in HOSTS_OWN:
+    theirs = cat
+    while home_of(getattr(theirs, "func", None)) == "lib_free_u.unet":  # again with each Reload UI
+        theirs = theirs.keywords.get("original_function")
+    if theirs is cat or home_of(theirs) not in HOSTS_OWN:
         return False
     state = host.attribute("lib_free_u.global_state", "instance")
     return getattr(state, "enable", True) is False
