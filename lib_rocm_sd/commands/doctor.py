@@ -230,11 +230,12 @@ def _kernels(row: Arch) -> dict[str, Any]:
     from lib_rocm_sd.runtime import build
 
     specs = shipped(row, AT_START)
-    counts = {op: {"shipped": 0, "compiled": 0} for op in AT_START}
+    op_of = {part: part.partition(" ")[0] for part in AT_START}  # both UNets are one here
+    counts = {op: {"shipped": 0, "compiled": 0} for op in op_of.values()}
     about: dict[str, Any] = {"gfx": row.gfx, "shipped": len(specs), "compiled": 0, "ops": counts}
     try:
-        for spec, op in specs.items():
-            ready = build.is_cached(spec, row)
+        for spec, part in specs.items():
+            ready, op = build.is_cached(spec, row), op_of[part]
             about["compiled"] += ready
             counts[op]["shipped"] += 1
             counts[op]["compiled"] += ready

@@ -126,7 +126,7 @@ def test_doctor_where_python_looks_nowhere_else() -> None:
     -m finds nothing in the current folder.
     """
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "install.py", "doctor", "--help"],
+        [sys.executable, "-I", "install.py", "doctor", "--help"],
         cwd=SCRIPT.parent,
         capture_output=True,
         text=True,
