@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from lib_rocm_sd import arch, cache, console
+from lib_rocm_sd import cache, console
 from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Manner
 from lib_rocm_sd.cards.memory import Shared, aligned, room, settle
 from lib_rocm_sd.cards.ranks import FailedError, LostError
@@ -35,10 +34,7 @@ START_S = 20.0
 """How long the operating system may take to start a process."""
 WORDS = 20
 """Lines of a process that are kept, to say how it ended."""
-_START = (
-    "import sys; sys.path.insert(0, sys.argv[1]); sys.path += sys.argv[2:]; "
-    "from lib_rocm_sd.cards.child import main; raise SystemExit(main())"
-)
+_START = "from lib_rocm_sd.cards.child import main; raise SystemExit(main())"
 
 
 class Link:
@@ -141,11 +137,8 @@ class Link:
 
 
 def command() -> list[str]:
-    """This interpreter with the packages of here, and nothing of the program that it runs."""
-    caches = [] if sys.pycache_prefix is None else ["-X", f"pycache_prefix={sys.pycache_prefix}"]
-    writes = ["-B"] if sys.dont_write_bytecode else []
-    places = [str(arch.PACKAGE.parent), *(place for place in sys.path if place)]
-    return [sys.executable, "-I", *caches, *writes, "-c", _START, *places]
+    """What starts a replica's process."""
+    return process.with_packages(_START)
 
 
 SHARED_BYTES = 64 << 20

@@ -5,7 +5,6 @@ own, and how far it is. A card that hangs or crashes ends that process.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -15,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from lib_rocm_sd import arch, cache
+from lib_rocm_sd import cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.lab.card_file import file_name, read, sentence
 from lib_rocm_sd.lab.rows import write_json
 from lib_rocm_sd.lab.speed_job import FAILED, Busy, HostSide
-from lib_rocm_sd.runtime import zluda
+from lib_rocm_sd.runtime import process, zluda
 from lib_rocm_sd.trials.conductor import ended
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.verdicts import clean
@@ -29,11 +28,7 @@ from lib_rocm_sd.trials.verdicts import clean
 SILENT_S = 900.0
 """A process that says nothing for so long hangs: one compilation takes ten minutes at most."""
 NOT_RUN = "The self-test was not run: "
-_START = (
-    "import json, sys; root, asked, *places = sys.argv[1:]; sys.path.insert(0, root); "
-    "sys.path += places; from lib_rocm_sd.commands.selftest import serve; "
-    "serve(json.loads(asked))"
-)
+_START = "from lib_rocm_sd.commands.selftest import serve; serve(json.loads(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -122,12 +117,12 @@ class CardCheck:
         try:
             if self._stopped:
                 link.kill()
-            while (step := link.receive(SILENT_S)) is not None:
-                self._progress = Progress("running", step["text"], step["done"], step["total"])
-            status, words = link.status(), link.words()
-        except TimeoutError:
-            outcome = f"its process said nothing for {SILENT_S / 60:.0f} minutes"
-            link.kill()
+            try:
+                while (step := link.receive(SILENT_S)) is not None:
+                    self._progress = Progress("running", step["text"], step["done"], step["total"])
+            except TimeoutError:
+                outcome = f"its process said nothing for {SILENT_S / 60:.0f} minutes"
+                link.kill()
             status, words = link.status(), link.words()
         finally:
             link.end()
@@ -166,9 +161,7 @@ def command(path: Path, device: torch.device) -> list[str]:
         "folder": str(cache.host_directory() or ""),
         "first": list(map(str, zluda.loaded().companions())) if is_zluda else [],
     }
-    places = [place for place in sys.path if place]
-    root = str(arch.PACKAGE.parent)
-    return [sys.executable, "-I", "-c", _START, root, json.dumps(asked), *places]
+    return process.with_packages(_START, json.dumps(asked))
 
 
 check = CardCheck()

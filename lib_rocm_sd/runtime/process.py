@@ -22,6 +22,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from lib_rocm_sd import arch
+
 _LOG_LIMIT_BYTES = 1 << 20
 _CREATION_FLAGS = getattr(subprocess, "CREATE_NO_WINDOW", 0)
 _BELOW_NORMAL = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0)
@@ -31,6 +33,10 @@ _STALE_S = 86400.0
 _NOT_STARTED = "could not be started: "
 # Lets Linux's kernel end the command with the thread that started it (PR_SET_PDEATHSIG, SIGKILL).
 # A preexec_fn could do it without a Python between, but is not safe beside other threads.
+_PLACES = (
+    "import json, sys; places = json.loads(sys.argv.pop(1)); sys.path.insert(0, places[0]); "
+    "sys.path += places[1:]; "
+)
 _BOUND = f"""
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
@@ -179,6 +185,16 @@ def run(
     if trouble and text.startswith(_NOT_STARTED):
         trouble, text = text.strip(), ""
     return Finished(trouble, text, time.monotonic() - start, hung)
+
+
+def with_packages(start: str, *words: str) -> list[str]:
+    """This interpreter with the packages of here, and nothing of the program that it runs. `start`
+    is its code, which has json and sys, with `words` in sys.argv[1:].
+    """
+    caches = [] if sys.pycache_prefix is None else ["-X", f"pycache_prefix={sys.pycache_prefix}"]
+    writes = ["-B"] if sys.dont_write_bytecode else []
+    places = json.dumps([str(arch.PACKAGE.parent), *(place for place in sys.path if place)])
+    return [sys.executable, "-I", *caches, *writes, "-c", _PLACES + start, places, *words]
 
 
 def spawn(

@@ -144,8 +144,8 @@ class _Ahead:
     def next(
         self, given_up: Callable[[], bool], late: Callable[[], None]
     ) -> Verdict | _Letter | None:
-        """Of the next class; None where it is given up. `late` is called where it has to be waited
-        for.
+        """What was noted of the next class; None where it is given up. `late` is called where
+        nothing is noted yet.
         """
         noted = self._noted.popleft()
         if not noted.done():

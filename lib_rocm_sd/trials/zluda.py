@@ -148,6 +148,9 @@ def probe(
     def made(outcome: str, reason: str) -> Verdict:
         return Verdict(SUBJECT, outcome, verdicts.clean(reason), device=str(here))
 
+    def kept(verdict: Verdict, lasting: bool) -> Verdict:
+        return verdicts.write(key, verdict) if lasting else verdict
+
     try:
         head, blobs = _letter(here)
     except CompileError as error:
@@ -169,19 +172,17 @@ def probe(
                     return verdicts.interrupted(
                         key, SUBJECT, str(here), f"{step}: {reason}", KILLED
                     )
-                verdict = made(outcome, f"{step}: {reason}")
                 # Before a step: a full disk, a short memory, a scanner; all of them may pass.
                 lasting = step != first or outcome == FAULTED
-                return verdicts.write(key, verdict) if lasting else verdict
+                return kept(made(outcome, f"{step}: {reason}"), lasting)
             step = str(answer.get("problem", step))
             if answer["kind"] in ("verdict", "unusable"):
                 verdict = made(answer.get("outcome", REFUSED), str(answer.get("reason", "")))
                 lasting = answer["kind"] == "verdict" and answer.get("lasting", True)
-                return verdicts.write(key, verdict) if lasting else verdict
+                return kept(verdict, lasting)
     except TimeoutError:
         child.kill()
-        verdict = made(HUNG, f"{step}: no answer within its time limit")
-        return verdict if step == first else verdicts.write(key, verdict)
+        return kept(made(HUNG, f"{step}: no answer within its time limit"), step != first)
     finally:
         child.end()
 

@@ -101,7 +101,7 @@ def steps(
 
 
 def other_library(here: Zluda, library: str) -> str:
-    """Of one name there may be several, in the SDK, beside torch and of the display driver."""
+    """Several files may have one name: the SDK's, one beside torch and the display driver's."""
     if Path(library) == here.hip:
         return ""
     return f"it is {here.hip} in the test's process and {library} in the program's"

@@ -190,7 +190,8 @@ def test_the_process_has_the_hosts_cache_and_its_zluda(
     monkeypatch.setattr(card_check, "identify", lambda place: here)
     monkeypatch.setattr(card_check.zluda, "loaded", lambda: beside)
     place = torch.device("cuda", 3)
-    _, _, _, _, root, asked, *places = card_check.command(tmp_path / "out.json", place)
+    *_, known, asked = card_check.command(tmp_path / "out.json", place)
+    root, *places = json.loads(known)
     assert (Path(root) / "lib_rocm_sd").is_dir()
     assert places == [place for place in sys.path if place]
 

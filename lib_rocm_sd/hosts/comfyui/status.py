@@ -73,7 +73,7 @@ def _counted(
 
 
 def _blocks() -> list[StatusRow]:
-    """Of the UNet whose blocks were ours in the last workflow, if they were."""
+    """Rows of the UNet whose blocks were ours in the last workflow, if they were."""
     rows = unet.rows() if tally.ours[host.UNET] else ()
     return [of_blocks(of.kind, of.total, of.ours, {**of.left, **of.partly}) for of in rows]
 
