@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from lib_rocm_sd.arch import Arch
+    from lib_rocm_sd.console import Progress
     from lib_rocm_sd.ops.base import KernelSpec
 
 NAME = "ROCm SD Optimization"
@@ -162,7 +163,7 @@ def compile_for(arch: "Arch", deadline: float) -> None:
 
     None is started after `deadline`, a reading of time.monotonic().
     """
-    from lib_rocm_sd import cache
+    from lib_rocm_sd import cache, console
     from lib_rocm_sd.ops.attention.kernel import table_reasons as ignored
     from lib_rocm_sd.runtime import build, compilers
     from lib_rocm_sd.shipped import AT_START, shipped
@@ -187,9 +188,11 @@ def compile_for(arch: "Arch", deadline: float) -> None:
         f"{jobs} at a time."
     )
     os.environ.setdefault("ROCM_SD_COMPILE_TIME_LIMIT_S", str(KERNEL_LIMIT_S))
-    if compilers.serves(arch):
-        compile_each(missing, arch, deadline, jobs)
-        return
+    with console.Progress() as progress:
+        progress.show(f"{NAME}: {console.how_far('compiling', 0, len(missing), 0.0)}")
+        if compilers.serves(arch):
+            compile_each(missing, arch, deadline, jobs, progress)
+            return
     say("  No compiler here can serve. All else works as before.")
     for name, reasons in compilers.survey(arch).items():
         say(f"  {name}: {'; '.join(reasons)}")
@@ -199,7 +202,8 @@ def try_kernels(chosen: "list[Arch]", folder: "Path | None", deadline: float) ->
     """Have all that was compiled tried on the cards, once, in a process that has torch and in
     children of it, which alone launch something. Nothing for a card that lacks a kernel.
     """
-    from lib_rocm_sd.first_trials import MARK
+    from lib_rocm_sd import console
+    from lib_rocm_sd.first_trials import MARK, PROGRESS
     from lib_rocm_sd.runtime import build, process
     from lib_rocm_sd.shipped import AT_START, shipped
     from lib_rocm_sd.trials import stamp
@@ -215,7 +219,14 @@ def try_kernels(chosen: "list[Arch]", folder: "Path | None", deadline: float) ->
         return
     say(f"{NAME}: {', '.join(wanted)}: trying the kernels in a process of their own, once.")
     words = [str(ROOT), str(folder or ""), str(limit_s - LEAST_TRIAL_S / 2), *wanted]
-    done = process.run([sys.executable, "-c", TRY, *words], limit_s)
+    with console.Progress(say) as progress:
+
+        def heard(line: str) -> None:
+            if line.startswith(PROGRESS):
+                progress.show(f"{NAME}: {line[len(PROGRESS) :]}")
+
+        progress.show(f"{NAME}: trying kernels")
+        done = process.run([sys.executable, "-c", TRY, *words], limit_s, heard=heard)
     told = [line for line in done.output.splitlines() if line.startswith(MARK)]
     for line in told:
         say(f"  {line[len(MARK) :]}")
@@ -227,13 +238,15 @@ def try_kernels(chosen: "list[Arch]", folder: "Path | None", deadline: float) ->
         say(f"  {why[:1].upper()}{why[1:]}. They are tried later, in the background.")
 
 
-def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, jobs: int) -> None:
+def compile_each(
+    missing: "list[KernelSpec]", arch: "Arch", deadline: float, jobs: int, progress: "Progress"
+) -> None:
     """Compile `missing`, `jobs` at a time; ends early at `deadline`, after a few failures, or where
     nothing can be kept.
     """
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
-    from lib_rocm_sd import cache
+    from lib_rocm_sd import cache, console
     from lib_rocm_sd.runtime import process
     from lib_rocm_sd.shipped import label
 
@@ -249,6 +262,7 @@ def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, job
                 continue
             finished += 1
             failures += outcome[1]
+            progress.clear()
             say(f"  [{finished}/{len(missing)}] {label(running[done])}: {outcome[0]}")
             if failures == FAILURES_BEFORE_GIVING_UP:
                 say("  No more is tried now; it is tried again later, in the background.")
@@ -257,10 +271,14 @@ def compile_each(missing: "list[KernelSpec]", arch: "Arch", deadline: float, job
                 group.end()
                 say(f"  Nothing more is compiled now, it is not kept: {cache.unwritten()}")
                 return
+            left_s = (time.monotonic() - started) / finished * (len(missing) - finished)
+            far = console.how_far("compiling", finished, len(missing), left_s)
+            progress.show(f"{NAME}: {far}")
     except BaseException:
         group.end()
         raise
     finally:
+        progress.clear()
         pool.shutdown(cancel_futures=True)
     if finished < len(missing):
         left = len(missing) - finished

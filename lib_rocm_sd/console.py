@@ -6,12 +6,20 @@ from __future__ import annotations
 
 import io
 import logging
+import math
+import os
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partialmethod
+from pathlib import Path
+from typing import TextIO
 
 ESCAPE = "backslashreplace"
+SELDOM_S = 15.0
+"""Between two lines of progress where there is no terminal."""
 
 
 def say(line: str) -> None:
@@ -24,6 +32,70 @@ def escape() -> None:
     """For programs of our own: standard output escapes what it lacks, whoever prints."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=ESCAPE)
+
+
+def how_far(doing: str, done: int, total: int, left_s: float) -> str:
+    """'trying kernels, 40 of 195, about 30 s'; without the time where it is 0."""
+    return f"{doing} kernels, {done} of {total}" + (f", about {rounded(left_s)}" if left_s else "")
+
+
+def rounded(seconds: float) -> str:
+    """A time to come, no more exact than it is known."""
+    if seconds < 60:
+        return f"{5 * math.ceil(seconds / 5)} s"
+    return f"{math.ceil(seconds / 60)} min"
+
+
+class Progress:
+    """One line that is renewed while something takes long, on the terminal itself: a host may keep
+    both our streams until the end (run_extension_installer in the WebUI's modules/launch_utils.py).
+    Where there is no terminal, `otherwise` gets it every SELDOM_S.
+    """
+
+    def __init__(self, otherwise: Callable[[str], object] = lambda text: None) -> None:
+        self._terminal, self._otherwise = _terminal(), otherwise
+        self._shown = 0
+        self._next_s = time.monotonic() + SELDOM_S
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+        if self._terminal is not None:
+            with suppress(OSError):
+                self._terminal.close()
+
+    def show(self, text: str) -> None:
+        """Put it in the place of what was shown. The cursor stays before it, for others' lines."""
+        if self._terminal is not None:
+            with suppress(OSError):  # the terminal was closed
+                most = (os.get_terminal_size(self._terminal.fileno()).columns or 80) - 1
+                self._terminal.write(f"\r{text[:most].ljust(self._shown)}\r")
+                self._terminal.flush()
+                self._shown = len(text[:most])
+        elif time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + SELDOM_S
+            self._otherwise(text)
+
+    def clear(self) -> None:
+        """Take it away, for a line of another's."""
+        if self._shown:
+            self.show("")
+
+
+def _terminal() -> TextIO | None:
+    """The terminal that this process was started in, wherever its streams lead; None where there is
+    none, or where it works in the background of one.
+    """
+    with suppress(OSError):
+        if sys.platform == "win32":  # Python writes there what Unicode has, whatever the code page
+            return Path("CONOUT$").open("w", encoding="utf-8")
+        terminal = Path("/dev/tty").open("w", encoding="utf-8")  # noqa: SIM115
+        if os.tcgetpgrp(terminal.fileno()) == os.getpgrp():
+            return terminal
+        terminal.close()
+    return None
 
 
 class Log:

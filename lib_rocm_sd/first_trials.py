@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lib_rocm_sd import cache, console
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from lib_rocm_sd.trials.place import Place
     from lib_rocm_sd.trials.subject import Subject
 
-MARK = "rocm_sd: "
+MARK, PROGRESS = "rocm_sd: ", "rocm_sd progress: "
+"""What lines for install.py begin with: what came of it, and how far it is."""
 MOST_REASONS = 3
 IN_VAIN = 3
 """So many in a row that could not be tried at all: the rest is left to the host."""
@@ -97,18 +99,18 @@ def places(gfx: Iterable[str] = ()) -> list[Place]:
 
 def main(folder: str, limit_s: float, gfx: Sequence[str]) -> int:
     """Try what has no verdict yet on the cards of these kinds, with the cache in the host's
-    `folder`, if it is not empty. What came of it is in lines that begin with MARK.
+    `folder`, if it is not empty. What install.py shows is in lines that begin with a mark.
     """
     end = time.monotonic() + limit_s
     if folder:
         cache.set_directory(folder)
     for here in places(gfx):
-        try_all(here, end - time.monotonic(), _marked)
+        try_all(here, end - time.monotonic(), _marked, shown=partial(_marked, mark=PROGRESS))
     return 0
 
 
-def _marked(line: str) -> None:
-    console.say(f"{MARK}{line}")
+def _marked(line: str, mark: str = MARK) -> None:
+    console.say(f"{mark}{line}")
 
 
 def try_all(
@@ -117,8 +119,11 @@ def try_all(
     say: Say = print,
     conductor: Callable[..., Conductor] | None = None,
     listed: Sequence[Subject] | None = None,
+    shown: Say = lambda line: None,
 ) -> list[Verdict]:
-    """Try the classes on one card; return the verdicts. `conductor` and `listed` are for tests."""
+    """Try the classes on one card; return the verdicts. `shown` gets how far it is. `conductor` and
+    `listed` are for tests.
+    """
     from lib_rocm_sd.trials.conductor import Conductor, halt
 
     listed = all_classes(here.arch) if listed is None else listed
@@ -131,6 +136,8 @@ def try_all(
 
     def told(subject: Subject, verdict: Verdict) -> None:
         found.append(verdict)
+        left_s = (time.monotonic() - begun) / len(found) * (len(listed) - len(found))
+        shown(console.how_far("trying", len(found), len(listed), left_s))
 
     made = (conductor or Conductor)(here, stop=in_vain)
     made.run(listed, told=told, limit_s=limit_s)

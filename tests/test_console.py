@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd import console
+from tests.clock import Clock
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,3 +156,66 @@ def test_a_command_without_standard_output(tmp_path: Path) -> None:
         timeout=WAIT_S,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+TERMINAL = """
+import fcntl, struct, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from lib_rocm_sd import console
+with console.Progress(print) as progress:
+    progress.show("trying kernels, 1 of 2")
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", 24, 16, 0, 0))
+    progress.show("trying kernels, 2 of 2")
+    progress.show("trying")
+print("end")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX's terminals")
+def test_progress_is_seen_on_the_terminal_though_a_host_keeps_both_streams() -> None:
+    """As the WebUI's modules/launch_utils.py does: subprocess.run with two pipes."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINAL],
+        stdin=theirs,
+        capture_output=True,
+        cwd=ROOT,
+        start_new_session=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    seen = os.read(ours, 4096).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"end\n", b"")
+    first, cut, short = "trying kernels, 1 of 2", "trying kernels,", "trying"
+    shown = (first, cut.ljust(len(first)), short.ljust(len(cut)), " " * len(short))
+    assert seen == "".join(f"\r{text}\r" for text in shown)
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, lines = Clock(), list[str]()
+    monkeypatch.setattr(console, "_terminal", lambda: None)
+    monkeypatch.setattr(console.time, "monotonic", clock)
+    with console.Progress(lines.append) as progress:
+        for seconds in range(40):
+            progress.show(str(seconds))
+            progress.clear()
+            clock.turn(1.0)
+    assert lines == ["15", "30"]
+
+
+def test_a_terminal_that_was_closed_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def fileno(self) -> int:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(console, "_terminal", Closed)
+    lines: list[str] = []
+    with console.Progress(lines.append) as progress:
+        progress.show("trying")
+    assert lines == []

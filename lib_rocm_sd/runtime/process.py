@@ -15,10 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -30,6 +30,8 @@ _BELOW_NORMAL = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0)
 _NICENESS = 10
 _FOLDER = re.compile(r"rocm_sd_(\d+)_")
 _STALE_S = 86400.0
+_HEARD_S = 0.25
+"""How late a line may be heard."""
 _NOT_STARTED = "could not be started: "
 # Lets Linux's kernel end the command with the thread that started it (PR_SET_PDEATHSIG, SIGKILL).
 # A preexec_fn could do it without a Python between, but is not safe beside other threads.
@@ -162,11 +164,12 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     output_limit_bytes: int = _LOG_LIMIT_BYTES,
+    heard: Callable[[str], object] | None = None,
 ) -> Finished:
     """Run `command` for at most `limit_s` seconds; past that it and what it started are ended.
 
     Never raises OSError. Of the output no more than `output_limit_bytes` are kept. On Linux it ends
-    also when this process is killed.
+    also when this process is killed. `heard` gets each whole line of it while the command runs.
 
     Output goes through a file, so a grandchild that keeps a pipe open cannot hold us up.
     """
@@ -175,11 +178,12 @@ def run(
     if joined is not None and joined.ended:
         return Finished("was not started: the program ends", "", 0.0)
     try:
-        with tempfile.TemporaryFile() as output:
+        with _output_file(apart=heard is not None) as (output, reader):
             process = spawn(command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=env)
-            trouble, hung = _wait_in(joined, process, limit_s)
-            output.seek(0)
-            text = output.read(output_limit_bytes).decode("utf-8", errors="replace")
+            listen = None if heard is None else partial(_hear, reader, heard)
+            trouble, hung = _wait_in(joined, process, limit_s, listen)
+            reader.seek(0)
+            text = reader.read(output_limit_bytes).decode("utf-8", errors="replace")
     except (OSError, ValueError) as error:
         return Finished(f"{_NOT_STARTED}{error}", "", time.monotonic() - start)
     if trouble and text.startswith(_NOT_STARTED):
@@ -253,22 +257,56 @@ def _bound() -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid())]
 
 
+@contextmanager
+def _output_file(apart: bool) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """What a command writes to, and where it is read. `apart`: while it runs, too; the handle that
+    it is given, which has its place in the file, is not read from then.
+    """
+    if not apart:
+        with tempfile.TemporaryFile() as file:
+            yield file, file
+        return
+    with (
+        work_folder() as folder,
+        (folder / "output").open("wb") as output,
+        (folder / "output").open("rb") as reader,
+    ):
+        yield output, reader
+
+
+def _hear(reader: BinaryIO, heard: Callable[[str], object]) -> None:
+    """Pass on the lines that are whole by now."""
+    while (line := reader.readline()).endswith(b"\n"):
+        heard(line.decode("utf-8", errors="replace").rstrip())
+    reader.seek(-len(line), os.SEEK_CUR)
+
+
 def _wait_in(
-    group: Group | None, process: subprocess.Popen[bytes], limit_s: float
+    group: Group | None,
+    process: subprocess.Popen[bytes],
+    limit_s: float,
+    listen: Callable[[], None] | None,
 ) -> tuple[str, bool]:
     if group is None:
-        return _wait(process, limit_s)
+        return _wait(process, limit_s, listen)
     group._add(process)
     try:
-        return _wait(process, limit_s)
+        return _wait(process, limit_s, listen)
     finally:
         group._remove(process)
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> tuple[str, bool]:
-    """Its trouble, and whether it was ended at the limit."""
+def _wait(
+    process: subprocess.Popen[bytes], limit_s: float, listen: Callable[[], None] | None
+) -> tuple[str, bool]:
+    """Its trouble, and whether it was ended at the limit. `listen` is called now and then."""
+    end = time.monotonic() + limit_s
     try:
-        return _trouble(process.wait(limit_s)), False
+        while listen is not None and end - time.monotonic() > _HEARD_S:
+            with suppress(subprocess.TimeoutExpired):
+                return _trouble(process.wait(_HEARD_S)), False
+            listen()
+        return _trouble(process.wait(max(end - time.monotonic(), 0.0))), False
     except subprocess.TimeoutExpired:
         _end(process)
         return f"took longer than {limit_s:g} s and was ended", True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import install
-from lib_rocm_sd.first_trials import MARK
+from lib_rocm_sd import console
+from lib_rocm_sd.first_trials import MARK, PROGRESS
 from lib_rocm_sd.runtime import compilers, process, torch_build
 from lib_rocm_sd.runtime.torch_build import TorchBuild
 from lib_rocm_sd.shipped import AT_START, shipped
@@ -24,10 +26,15 @@ class Trials:
     def __init__(self) -> None:
         self.commands: list[list[str]] = []
         self.trouble, self.put = "", False
+        self.meanwhile: Sequence[str] = ()
         self.output = f"a warning\n{MARK}Card: 71 of 71 kernels passed.\n"
 
-    def run(self, command: list[str], limit_s: float) -> process.Finished:
+    def run(
+        self, command: list[str], limit_s: float, heard: Callable[[str], None]
+    ) -> process.Finished:
         self.commands.append(command)
+        for line in self.meanwhile:
+            heard(line)
         assert 0 < limit_s <= install.TRIAL_LIMIT_S
         if self.put:
             stamp.put(command[-1])
@@ -80,10 +87,25 @@ def test_trials_that_fail_spoil_no_start(
     assert not stamp.is_whole("gfx1100")  # but the WebUI goes on
 
 
+def test_how_far_the_trials_are_is_shown_meanwhile(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a line of standard output where there is no terminal, at most every SELDOM_S."""
+    monkeypatch.setattr(console, "_terminal", lambda: None)
+    monkeypatch.setattr(console, "SELDOM_S", 0.0)
+    far = "trying kernels, 40 of 195, about 30 s"
+    trials.meanwhile = ["a warning", f"{PROGRESS}{far}", f"{MARK}no progress"]
+    assert install.main() == 0
+    assert capsys.readouterr().out.splitlines()[2:4] == [
+        f"{install.NAME}: trying kernels",
+        f"{install.NAME}: {far}",
+    ]
+
+
 def test_an_interruption_of_the_trials_ends_them(
     trials: Trials, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*args: object) -> None:
+    def interrupted(*args: object, **how: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(process, "run", interrupted)

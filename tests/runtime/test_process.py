@@ -94,6 +94,25 @@ def test_a_work_folder_that_cannot_be_removed_spoils_no_work(
     assert folder.exists()
 
 
+def test_what_a_program_prints_is_heard_while_it_runs(tmp_path: Path) -> None:
+    """It waits until its first line was heard; a line that is not whole is not passed on."""
+    note = tmp_path / "heard"
+    code = (
+        "import pathlib, sys, time\nprint('one\\ntw', end='', flush=True)\n"
+        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nprint('o', flush=True)\n"
+        "while pathlib.Path(sys.argv[1]).read_text() != 'one two': time.sleep(0.01)"
+    )
+    lines: list[str] = []
+
+    def heard(line: str) -> None:
+        lines.append(line)
+        note.with_suffix(".new").write_text(" ".join(lines))
+        note.with_suffix(".new").replace(note)
+
+    done = process.run([sys.executable, "-c", code, note], WAIT_S, heard=heard)
+    assert (done.trouble, done.output, lines) == ("", "one\ntwo\n", ["one", "two"])
+
+
 def test_what_a_program_prints_and_its_arguments_are_its_own() -> None:
     code = "import sys; print(sys.argv[1:], end=''); raise SystemExit(3)"
     done = process.run([sys.executable, "-c", code, "two words", "$HOME", ""], 60)

@@ -46,7 +46,12 @@ def try_all(place: Place, *factors: float, **how: Any) -> list[str]:
 
 
 def test_all_is_tried_and_a_note_is_left(place: Place) -> None:
-    (said,) = try_all(place, 2.0, 3.0)
+    shown: list[str] = []
+    (said,) = try_all(place, 2.0, 3.0, shown=shown.append)
+    assert [line.split(", about")[0] for line in shown] == [
+        "trying kernels, 1 of 2",
+        "trying kernels, 2 of 2",
+    ]
     assert said.startswith(f"{CARD}: 2 of 2 kernels passed, that took ")
     assert stamp.is_whole(GFX)
     assert not stamp.is_there("gfx1030")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from lib_rocm_sd import report
+from lib_rocm_sd import console, report
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
@@ -120,9 +119,8 @@ def _headline(
     attention_part = f"attention on {info.gfx}" if not _why_not_attention(options) else ""
     if progress is not None:
         doing = "compiling" if work == COMPILING else "trying"
-        count = f"{doing} kernels, {progress[0]} of {progress[1]}"
-        if work == TRYING and trials.state().left_s:
-            count += f", about {rounded(trials.state().left_s)}"
+        left_s = trials.state().left_s if work == TRYING else 0.0
+        count = console.how_far(doing, *progress, left_s)
         return " · ".join(filter(None, (options.level, attention_part, count)))
     vae_part = _vae_in_short(options)
     if _unusable() and vae_part in ("", VAE_OFF):
@@ -134,13 +132,6 @@ def _headline(
         vae_part or "VAE left to the WebUI",
     )
     return " · ".join((options.level, *parts))
-
-
-def rounded(seconds: float) -> str:
-    """A time to come, no more exact than it is known."""
-    if seconds < 60:
-        return f"{5 * math.ceil(seconds / 5)} s"
-    return f"{math.ceil(seconds / 60)} min"
 
 
 def _unusable() -> list[str]:
