@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from lib_rocm_sd import console
 from lib_rocm_sd.hosts.webui import background, host
-from lib_rocm_sd.hosts.webui.status import rounded
 
 NAMES = {
     "SDXL": "conditioner.embedders.1.model.ln_final.weight",
@@ -75,4 +75,4 @@ def test_the_loaded_model_tells_and_what_cannot_be_read_is_not_known(
 
 
 def test_a_time_to_come_is_told_roughly() -> None:
-    assert [rounded(seconds) for seconds in (0.2, 27.0, 61.0)] == ["5 s", "30 s", "2 min"]
+    assert [console.rounded(seconds) for seconds in (0.2, 27.0, 61.0)] == ["5 s", "30 s", "2 min"]
