@@ -20,8 +20,7 @@ from lib_rocm_sd.cards.card import Card, Start, Work, missing
 from lib_rocm_sd.cards.decoding import Decoding
 from lib_rocm_sd.cards.shares import Shares, Way, parts
 from lib_rocm_sd.engine.memory import is_recording
-from lib_rocm_sd.modules.stand_in import StandIn
-from lib_rocm_sd.modules.unknown import TheirsError, UnknownModuleError
+from lib_rocm_sd.modules.stand_in import StandIn, TheirsError, UnknownModuleError
 
 NOTHING_TO_SPLIT = "the UNet is called for one picture and one prompt: there is nothing to divide"
 AMID = "its weights have changed amid a generation, and are not sent twice"

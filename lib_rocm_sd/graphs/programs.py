@@ -249,7 +249,8 @@ class DeviceGraphs:
         """Memory that nobody holds: where it was before, else the smallest that is large enough and
         not much larger, for what is kept in it keeps all of it.
         """
-        wanted, use = span_bytes(like), _use(routes.moves)
+        wanted, moves = span_bytes(like), routes.moves
+        use = COPIED if RESULT in moves else OWN if OTHERS in moves else LENT
         shared = [each for each in self._results if use != OWN]
         shared.sort(key=lambda each: each.n_bytes)
         before = [] if routes.result is None else [routes.result]
@@ -312,11 +313,6 @@ class Graphs:
                 with suppress(RuntimeError):
                     synchronize(device)
         self._of = {}
-
-
-def _use(moves: Container[str]) -> str:
-    """How a program's result is to be given out."""
-    return COPIED if RESULT in moves else OWN if OTHERS in moves else LENT
 
 
 def _leave(recording: Recording, name: str) -> None:

@@ -5,7 +5,7 @@ cannot or must not compute.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,25 @@ from torch import nn
 from lib_rocm_sd.engine.engine import is_compiling
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.modules.patches import ABSENT, Patch, is_the_classs, named, put, take
-from lib_rocm_sd.modules.unknown import TheirsError, UnknownModuleError, brief
+
+MOST_ALIKE = 2
+"""Layers that are named one by one where the same is said of them."""
+
+
+class UnknownModuleError(ValueError):
+    """The module has a structure that is not known; `reasons` say what."""
+
+    def __init__(self, reasons: tuple[str, ...]) -> None:
+        super().__init__(f"this module cannot be run: {'; '.join(reasons)}")
+        self.reasons = reasons
+
+
+class TheirsError(Exception):
+    """A module of the host raised `error` when it was called amid a block of ours."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class StandIn(ABC):
@@ -120,3 +138,18 @@ class StandIn(ABC):
     @abstractmethod
     def tell(self, why: str) -> None:
         """A call is left to the module: say why, once."""
+
+
+def brief(reasons: Iterable[str]) -> list[str]:
+    """Reasons for people: what is said of many layers is said once, of the first."""
+    alike: dict[str, list[str]] = {}
+    for reason in reasons:
+        name, _, what = reason.partition(" ")
+        alike.setdefault(what, []).append(name)
+    found = []
+    for what, names in alike.items():
+        if len(names) <= MOST_ALIKE:
+            found += [f"{name} {what}".strip() for name in names]
+        else:
+            found.append(f"{names[0]} and {len(names) - 1} others: {what}")
+    return found

@@ -17,7 +17,7 @@ from torch import nn
 from lib_rocm_sd.calls import Calls, Routes
 from lib_rocm_sd.engine.selftest import FAILURES, is_out_of_memory
 from lib_rocm_sd.graphs.programs import Graphs
-from lib_rocm_sd.modules.unknown import TheirsError, UnknownModuleError
+from lib_rocm_sd.modules.stand_in import TheirsError, UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.parts import (
@@ -183,13 +183,9 @@ def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inne
         if inner is None:
             return None
         found.append(inner)
-    return found if found and _agree([each.plan for each in found]) else None
-
-
-def _agree(plans: Sequence[Plan]) -> bool:
-    """That there is one context at most, and one that is ready."""
-    contexts = {id(plan.context) for plan in plans if plan.context is not None}
-    return len(contexts) < 2 and len({id(plan.ready) for plan in plans if plan.ready}) < 2
+    contexts = {id(each.plan.context) for each in found if each.plan.context is not None}
+    ready = {id(each.plan.ready) for each in found if each.plan.ready}
+    return found if found and len(contexts) < 2 and len(ready) < 2 else None
 
 
 def _prompt(plans: Sequence[Plan]) -> dict[str, torch.Tensor]:

@@ -42,7 +42,7 @@ class _Shared(Generic[_S]):
         ready: Callable[[Sequence[nn.Module]], str],
         session: Session,
         graphs: Graphs,
-        told: bool = False,
+        told: bool,
     ) -> None:
         self._ready, self._session, self._graphs = ready, session, graphs
         self._told = told
@@ -172,8 +172,8 @@ class Side:
     recorded reads the columns of one.
     """
 
-    def __init__(self, parts: Sequence[Attention]) -> None:
-        self.parts = tuple(parts)
+    def __init__(self, parts: tuple[Attention, ...]) -> None:
+        self.parts = parts
         self.layers = [layer for part in parts for layer in (part.to_k, part.to_v)]
         self.columns: dict[Attention, tuple[int, int]] = {}
         """The first of each, and how many."""
@@ -246,7 +246,10 @@ class Prompts(_Shared[_PromptStep]):
     def _made(self, context: torch.Tensor) -> _PromptStep:
         """Keys and values of a new prompt for all blocks; empty where that cannot be."""
         step = _PromptStep(context, version_of(context), _stream(context))
-        side = self._side_of([part for part in self.parts if self._fits(part, context)])
+        fitting = tuple(part for part in self.parts if self._fits(part, context))
+        if self._side is None or self._side.parts != fitting:  # else the same object
+            self._side = Side(fitting)
+        side = self._side
         rows = context.shape[0] * context.shape[1]
         size = rows * side.width * context.element_size()
         if not 2 < len(side.layers) <= MOST_WEIGHTS or size > MOST_PROMPT_BYTES:
@@ -258,12 +261,6 @@ class Prompts(_Shared[_PromptStep]):
         made = calls.recorded(partial(_keys_and_values, side), {"context": context}, (side,))
         step.ready, step.left = Ready(made, side), {*side.parts}
         return step
-
-    def _side_of(self, parts: Sequence[Attention]) -> Side:
-        """The same object as long as they are the same."""
-        if self._side is None or self._side.parts != tuple(parts):
-            self._side = Side(parts)
-        return self._side
 
     def _facts(self, part: Attention) -> _Facts:
         return *self._of(part.to_k), *self._of(part.to_v)

@@ -15,8 +15,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.modules.stand_in import StandIn
-from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.modules.stand_in import StandIn, UnknownModuleError
 from lib_rocm_sd.modules.watch import hooks_of_all, is_intercepted
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet.blocks import Inner, Means, planned

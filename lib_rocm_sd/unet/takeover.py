@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -14,12 +14,11 @@ from torch import nn
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.modules.patches import named
-from lib_rocm_sd.modules.stand_in import StandIn
-from lib_rocm_sd.modules.unknown import brief
+from lib_rocm_sd.modules.stand_in import StandIn, brief
 from lib_rocm_sd.unet.blocks import Inner, Means
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
-from lib_rocm_sd.unet.parts import Attention, Block, Resnet, Timed
+from lib_rocm_sd.unet.parts import Block, Resnet
 from lib_rocm_sd.unet.shared import Embeddings, Prompts
 from lib_rocm_sd.unet.spot import STEPS, SpotCheck
 from lib_rocm_sd.unet.stand_in import BlockStandIn
@@ -59,15 +58,10 @@ class UnetTakeover:
         self._embeddings = Embeddings(hook.ready, session, self.graphs, hook.tells)
         self._prompts = Prompts(hook.ready, session, self.graphs, hook.tells)
         self.spot = SpotCheck(self._differs)
-        shared = (
-            self._embeddings,
-            self._prompts,
-            self.graphs,
-            self._inner,
-            self.spot,
-            self._name_of,
+        self._means = Means(
+            *(self._weights, hook.attention, self._embeddings, self._prompts),
+            *(self.graphs, self._inner, self.spot, self._name_of),
         )
-        self._means = Means(self._weights, hook.attention, *shared)
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
         self._is_on = False
@@ -80,30 +74,18 @@ class UnetTakeover:
         """
         self._is_on = True
         self._elsewhere.clear()
-        models = [model for model in (known() for known in self._models) if model is not None]
-        found = [item for model in models for item in found_in(model)]
+        found = [item for model in self._living() for item in found_in(model)]
         gone = set(self._stand_ins) - {module for module, _ in found}
         for module in gone:
             self._stand_ins.pop(module).take_out()
             self._weights.leave(module.modules())
         for module, kind in found:
             self._take(module, kind, anew)
-        self._embeddings.timed = tuple(self._timed())
-        self._prompts.parts = tuple(self._crossing())
-
-    def _crossing(self) -> Iterator[Attention]:
-        """The cross-attentions of transformer blocks that are ours."""
-        for stand_in in self._stand_ins.values():
-            parts = stand_in.reading.parts
-            if isinstance(parts, Block) and stand_in.is_put_in:
-                yield from [] if parts.cross_attention is None else [parts.cross_attention]
-
-    def _timed(self) -> Iterator[Timed]:
-        """Embedding layers of the residual blocks that are ours, each with its convolution."""
-        for stand_in in self._stand_ins.values():
-            parts = stand_in.reading.parts
-            if isinstance(parts, Resnet) and parts.embed_silu and stand_in.is_put_in:
-                yield from [] if parts.timed is None else [parts.timed]
+        ours = [each.reading.parts for each in self._stand_ins.values() if each.is_put_in]
+        timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
+        crossing = (each.cross_attention for each in ours if isinstance(each, Block))
+        self._embeddings.timed = tuple(each for each in timed if each is not None)
+        self._prompts.parts = tuple(each for each in crossing if each is not None)
 
     def _take(self, module: nn.Module, kind: Kind, anew: bool) -> None:
         current = vars(module).get("forward")
@@ -158,9 +140,11 @@ class UnetTakeover:
         alike = TITLES[1:3] if block.kind.title in TITLES[1:3] else (block.kind.title,)
         return dict.fromkeys(alike, why)
 
+    def _living(self) -> list[nn.Module]:
+        return [model for model in (known() for known in self._models) if model is not None]
+
     def _name_of(self, module: nn.Module) -> str:
-        models = [model for model in (known() for known in self._models) if model is not None]
-        named = (pair for model in models for pair in model.named_modules())
+        named = (pair for model in self._living() for pair in model.named_modules())
         return next((name for name, each in named if each is module), "a block")
 
     @property

@@ -23,14 +23,12 @@ from torch import nn
 
 from lib_rocm_sd.engine.memory import holders, is_recording, is_shared, sizes, version_of
 from lib_rocm_sd.engine.selftest import is_out_of_memory
-from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.linear.torch import as_one
 
 _Fact = tuple[Any, ...]
 PLAIN = (torch.Tensor, nn.Parameter)
-
-
 HELD = "its weights are also held elsewhere, as by a state_dict that is kept"
 
 
@@ -50,7 +48,7 @@ class _Laid:
         if weight is not self.parameter() or weight.device.type == "meta":
             return False
         if self.memory is None:
-            return _is_channels_last(weight)
+            return weight.is_contiguous(memory_format=torch.channels_last)
         return _memory(weight) == self.memory
 
     def is_alone(self, weight: torch.Tensor) -> bool:
@@ -167,7 +165,10 @@ class UnetWeights:
                     raise UnknownModuleError(("its weights cannot be laid anew amid a graph",))
                 if holders(weight) > 1:
                     raise UnknownModuleError((HELD,))
-                self._lay(conv)
+                with torch.inference_mode(weight.is_inference()), torch.no_grad():
+                    self._keep(conv, (ref(conv),), None)
+                    data = _read_here(weight.data)
+                    weight.data = data.contiguous(memory_format=torch.channels_last)
 
     def join(self, layers: Sequence[nn.Linear]) -> bool:
         """Lay their weights one after another where they are not and may be; whether it was done.
@@ -235,13 +236,6 @@ class UnetWeights:
             if laid is not None and weight is not None and laid.is_alone(weight):
                 _unlay(laid)
 
-    def _lay(self, conv: nn.Conv2d) -> None:
-        weight = conv.weight
-        with torch.inference_mode(weight.is_inference()), torch.no_grad():
-            self._keep(conv, (ref(conv),), None)
-            data = _read_here(weight.data)
-            weight.data = data.contiguous(memory_format=torch.channels_last)
-
     def _keep(self, leaf: Any, beside: tuple[ref[nn.Module], ...], memory: Any) -> None:
         """Remember how its weight lies now, which is how a `state_dict` is to have it."""
         known = self._laid.pop(leaf, None)
@@ -285,10 +279,6 @@ def _unlay(laid: _Laid) -> None:
     weight = laid.parameter()
     if weight is not None and laid.lies_so(weight):
         restride(weight, laid.strides)
-
-
-def _is_channels_last(weight: torch.Tensor) -> bool:
-    return weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -202,13 +202,18 @@ def sweep(
 
     `consume`: nothing `stored` is read again later, so its memory is given back on the way.
     """
-    ahead = bands(run.chain.sizes[image].height, rows)
+    sizes = run.chain.sizes
+    ahead = bands(sizes[image].height, rows)
     run.sweeping, run.statistics = image, []
     try:
         for band, following in zip(ahead, [*ahead[1:], None], strict=True):
             reads = _reads(run, image, following, stored)
-            _announce(reads, stored)
-            y = make(run, image, band, stored, _unread(run, reads, stored) if consume else None)
+            for index, following_rows in reads.items():
+                source = stored[index]
+                if isinstance(source, HostRows):  # sends them while this band is computed
+                    source.prefetch(following_rows)
+            unread = {i: reads[i][0] if i in reads else sizes[i].height for i in stored}
+            y = make(run, image, band, stored, unread if consume else None)
             if sink is not None:
                 sink.write(band[0], y)
             del y
@@ -260,20 +265,6 @@ def _reads(
         return {}
     actions = run.chain.actions(image, band, frozenset(stored))
     return {action.image: action.rows for action in actions if action.source is None}
-
-
-def _announce(reads: Mapping[int, Rows], stored: Mapping[int, Source]) -> None:
-    """Let host memory send the next band's rows while this one is computed."""
-    for index, rows in reads.items():
-        source = stored[index]
-        if isinstance(source, HostRows):
-            source.prefetch(rows)
-
-
-def _unread(run: Run, reads: Mapping[int, Rows], stored: Mapping[int, Source]) -> dict[int, int]:
-    """For each stored image the first row that the next band `reads`; the end if there is none."""
-    sizes = run.chain.sizes
-    return {index: reads[index][0] if index in reads else sizes[index].height for index in stored}
 
 
 def run_plan(

@@ -91,7 +91,7 @@ class _Line:
     work: list[int]
     """Bytes beside inputs and output."""
     flops: list[int]
-    """FLOPs of each action and all after it."""
+    """FLOPs of each action and all after it, and 0."""
     alive: list[dict[int, int]]
     """Bytes of the images that are there after each."""
     peaks: list[int]
@@ -144,7 +144,7 @@ class Forecast:
             read = self.chain.image_bytes(start, line.actions[start - line.first].rows)
             self._sweeps[key] = Sweep(
                 self._peak(line, start, image),
-                self._flops(line, start) * len(split),
+                float(line.flops[start + 1 - line.first] * len(split)),
                 len(split),
                 read,
             )
@@ -182,7 +182,7 @@ class Forecast:
             made = [chain.image_bytes(action.image, action.made) for action in actions]
             over = image if sweeping else None
             work = [0, *(self._workspace(action, over) for action in actions[1:])]
-            flops, total = [], 0
+            flops, total = [0], 0
             for action in reversed(actions):
                 total += self._flops_of(action)
                 flops.append(total)
@@ -236,10 +236,6 @@ class Forecast:
             if place > first + 1 and alive == line.alive[place]:
                 return max(peak, line.peaks[place + 1])
         return peak
-
-    def _flops(self, line: _Line, start: int) -> float:
-        following = start + 1 - line.first
-        return float(line.flops[following]) if following < len(line.flops) else 0.0
 
     def _flops_of(self, action: Action) -> int:
         return 0 if action.source is None else self._flops_of_rows(action.image, *action.made)

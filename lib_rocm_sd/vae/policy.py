@@ -194,17 +194,15 @@ def host_available_bytes() -> int:
 
 @lru_cache(maxsize=1)
 def _available_at(second: int) -> int:
-    return _available()
-
-
-def _available() -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     if sys.platform == "win32":
-        return _windows_available()
+        status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+        known = ctypes.CDLL("kernel32").GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.available) if known else 0
     return 4 << 30
 
 
@@ -214,12 +212,6 @@ class _MemoryStatus(ctypes.Structure):
         ("load", ctypes.c_uint32),
         *((name, ctypes.c_uint64) for name in ("total", "available", "c", "d", "e", "f", "g")),
     ]
-
-
-def _windows_available() -> int:
-    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
-    kernel32 = ctypes.CDLL("kernel32")
-    return int(status.available) if kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else 0
 
 
 FIRST_WAIT = 4

@@ -15,8 +15,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import empty_cache, free_bytes, with_index
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.modules.signature import Signature, all_finite
-from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.modules.watch import Structure
 from lib_rocm_sd.vae import policy
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
@@ -25,7 +24,7 @@ from lib_rocm_sd.vae.policy import Plans, Shortage, Wish, halved
 from lib_rocm_sd.vae.readiness import Readiness, Told, of_plan, of_whole
 from lib_rocm_sd.vae.steps import Recipe, read
 from lib_rocm_sd.vae.trace import Chain, chain
-from lib_rocm_sd.vae.weights import Ready, Scales, prepare
+from lib_rocm_sd.vae.weights import Ready, Scales, Signature, all_finite, prepare
 
 _EXPONENTS = ((0, 0), (-5, 0), (-10, 0), (-15, 0), (-5, -5), (-15, -5), (-15, -10))
 SCALES = tuple(Scales(2.0**stream, 2.0**hidden) for stream, hidden in _EXPONENTS)

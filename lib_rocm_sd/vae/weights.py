@@ -1,4 +1,4 @@
-"""The parameters of a recipe's steps, ready to be multiplied.
+"""The parameters of a recipe's steps, ready to be multiplied; and whether they are still the same.
 
 Images in memory between two steps may carry a factor, a power of two: convolutions that read a
 normalised image have it in their weights, those that read an image as it is find it there, and a
@@ -7,13 +7,15 @@ GroupNorm takes it out again (its eps is scaled by the square). So fp16 holds wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.ops.conv.inputs import NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Recipe, Step
@@ -66,7 +68,11 @@ def prepare(recipe: Recipe, scales: Scales) -> tuple[Ready, ...]:
 def _prepare(steps: Sequence[Step], index: int, factors: Sequence[float]) -> Ready:
     step, made = steps[index], factors[index + 1]
     following = None if index == len(steps) - 1 else steps[index + 1].norm
-    next_norm = None if following is None else _next_norm(following, made)
+    next_norm = None
+    if following is not None:
+        wide = torch.promote_types(following.weight.dtype, torch.float32)
+        gamma, beta = (tensor.detach().to(wide) for tensor in (following.weight, following.bias))
+        next_norm = NextNorm(gamma, beta, following.num_groups, following.eps * made * made)
     if isinstance(step, AttentionStep):
         q, k, v = (_matrix(layer, 1.0, 1.0) for layer in (step.q, step.k, step.v))
         return ReadyAttention(step, q, k, v, _matrix(step.out, made, made), next_norm)
@@ -77,12 +83,6 @@ def _prepare(steps: Sequence[Step], index: int, factors: Sequence[float]) -> Rea
     weight, bias = _scaled(step.conv.weight, made / read), _scaled(step.conv.bias, made)
     assert weight is not None
     return ReadyConv(step, ConvWeights(weight, bias, *through), next_norm)
-
-
-def _next_norm(norm: nn.GroupNorm, scale: float) -> NextNorm:
-    wide = torch.promote_types(norm.weight.dtype, torch.float32)
-    gamma, beta = norm.weight.detach().to(wide), norm.bias.detach().to(wide)
-    return NextNorm(gamma, beta, norm.num_groups, norm.eps * scale * scale)
 
 
 def _matrix(
@@ -99,3 +99,63 @@ def _scaled(tensor: torch.Tensor | None, factor: float) -> torch.Tensor | None:
     if tensor is None:
         return None
     return tensor.detach() if factor == 1.0 else tensor.detach() * factor
+
+
+class Signature:
+    """What the parameters of `leaves` were when it was made; equal while they are the same.
+
+    A parameter is known by its storage, its place in it, dtype, device and version counter. Writing
+    through `.data` is the one change that torch does not count. Storages are held weakly: their
+    memory may be freed, their identity is not given away again.
+    """
+
+    def __init__(self, leaves: Sequence[nn.Module]) -> None:
+        self._leaves = leaves
+        parameters = _parameters(self._leaves)
+        self._storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in parameters]
+        self._facts = [_facts(tensor) for tensor in parameters]
+        self._counted = all(fact[-1] is not None for fact in self._facts)
+        self._first_facts = self._first() if self._counted else []
+
+    def matches(self, known: bool = False) -> bool:
+        """True if nothing has changed since.
+
+        An inference tensor counts no versions: it is taken as changed, unless as `known`.
+        """
+        facts = [_facts(tensor) for tensor in _parameters(self._leaves)]
+        return facts == self._facts and (known or self._counted)
+
+    def seems_to_match(self) -> bool:
+        """False only if `matches()` is; True where that is to be seen at first sight."""
+        if not self._counted:
+            return False
+        try:
+            return self._first() == self._first_facts
+        except RuntimeError:
+            return False  # an inference tensor among them
+
+    def _first(self) -> list[tuple[int, int]]:
+        return [(tensor._version, tensor.data_ptr()) for tensor in _parameters(self._leaves)]
+
+
+def _parameters(leaves: Sequence[nn.Module]) -> list[torch.Tensor]:
+    """Weight and bias of each leaf, read from the module now."""
+    both = [leaf._parameters.get(key) for leaf in leaves for key in ("weight", "bias")]
+    return [tensor for tensor in both if tensor is not None]
+
+
+def all_finite(leaves: Sequence[nn.Module]) -> bool:
+    """True if no parameter of `leaves` has NaN or infinity. Waits for the device."""
+    return all(bool(tensor.isfinite().all()) for tensor in _parameters(leaves))
+
+
+def _facts(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    return (
+        tensor.untyped_storage()._cdata,
+        tensor.data_ptr(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        version_of(tensor),
+    )

@@ -15,7 +15,7 @@ from lib_rocm_sd.errors import DeviceOutOfMemoryError
 from lib_rocm_sd.hosts.comfyui import vae as vaes
 from lib_rocm_sd.hosts.comfyui.host import session_of, tally
 from lib_rocm_sd.hosts.comfyui.vae import NodeWish
-from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.vae.program import Program
 from tests.comfyui.conftest import left
 from tests.comfyui.play import CARD, Engine

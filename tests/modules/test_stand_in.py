@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.modules.stand_in import StandIn
-from lib_rocm_sd.modules.unknown import UnknownModuleError, brief
+from lib_rocm_sd.modules.stand_in import StandIn, UnknownModuleError, brief
 
 X = torch.arange(3.0)
 

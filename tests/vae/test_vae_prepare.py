@@ -15,7 +15,7 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.base import KernelSpec, Op, Work
 from lib_rocm_sd.report import report
 from lib_rocm_sd.shipped import part_specs

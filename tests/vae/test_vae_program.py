@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.modules.signature import Signature
-from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.report import report
 from lib_rocm_sd.vae.program import SCALES, Program
-from lib_rocm_sd.vae.weights import Scales
+from lib_rocm_sd.vae.weights import Scales, Signature
 from tests.vae import vae_models
 from tests.vae.vae_models import coder, error, image, needs_half, own
 

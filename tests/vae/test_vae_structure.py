@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.hosts.read.vae import read
-from lib_rocm_sd.modules.signature import Signature
 from lib_rocm_sd.modules.watch import Structure
 from lib_rocm_sd.vae import program as programs
 from lib_rocm_sd.vae.program import Program
+from lib_rocm_sd.vae.weights import Signature
 from tests.vae import vae_models
 from tests.vae.test_vae_read import DIFFUSERS_CHANGES, LDM_CHANGES
 from tests.vae.vae_models import coder, image

@@ -26,7 +26,7 @@ from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.hosts.comfyui.model import WITHOUT, is_dynamic
 from lib_rocm_sd.hosts.vae import ESTIMATES, ROLES, Estimate, VaeStandIn, VaeWish
-from lib_rocm_sd.modules.unknown import brief
+from lib_rocm_sd.modules.stand_in import brief
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.vae.bands import Interrupted

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import nn
 
 from lib_rocm_sd.hosts.read.findings import Findings
-from lib_rocm_sd.modules.unknown import UnknownModuleError
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.unet.parts import (
     Attention,
     Block,
