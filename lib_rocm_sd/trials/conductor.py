@@ -53,9 +53,11 @@ never have ours.
 """
 TURN_S = 3.0
 """In a turn no class is begun after this; somebody waits for their picture."""
-MOST_NOTING, AHEAD = 3, 5
-"""Threads that note what classes launch, and classes that are noted, or being noted, at a time:
-each takes up to 150 MiB, mostly float64.
+MOST_NOTING = 4
+"""Threads that note what classes launch; each takes up to 150 MiB meanwhile, mostly float64."""
+AHEAD_BYTES = 512 << 20
+"""No class is begun to be noted while more waits for a child. While pictures are made a child has
+the card for a few seconds at a time, and noting, which takes longer, is to fill the time between.
 """
 _LAST_WORDS = re.compile(rf"{verdicts.FAULT_WORDS}|segmentation|exception|abort", re.I)
 _WINDOWS_EXCEPTION = 0xC0000000
@@ -123,6 +125,11 @@ class _Letter:
     deaths: int
 
 
+def _size(noted: Verdict | _Letter) -> int:
+    """Bytes that it takes while it waits for a child."""
+    return sum(map(len, noted.blobs)) if isinstance(noted, _Letter) else 0
+
+
 class _Ahead:
     """`note` of each class, in order, by threads that are in this thread's group of processes."""
 
@@ -132,14 +139,18 @@ class _Ahead:
         self._note, self._group = note, process.group()
         self._noted: deque[Future[Verdict | _Letter]] = deque(Future() for _ in subjects)
         self._todo = deque(zip(subjects, self._noted, strict=True))
-        self._room = threading.Semaphore(AHEAD)
-        count = min(MOST_NOTING, max(1, (os.cpu_count() or 1) - 1), len(subjects))
-        self._threads = [
-            threading.Thread(target=self._work, name="rocm_sd noting", daemon=True)
-            for _ in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._changed = threading.Condition()
+        self._waiting_bytes = 0
+        self._threads: list[threading.Thread] = []
+        for _ in range(min(MOST_NOTING, max(1, (os.cpu_count() or 1) - 1), len(subjects))):
+            thread = threading.Thread(target=self._work, name="rocm_sd noting", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the process has too many
+                if not self._threads:
+                    raise
+                break
+            self._threads.append(thread)
 
     def next(
         self, given_up: Callable[[], bool], late: Callable[[], None]
@@ -154,29 +165,37 @@ class _Ahead:
             wait((noted,), BUSY_POLL_S)
         if not noted.done():
             return None
-        self._room.release()
-        return noted.result()
+        result = noted.result()
+        with self._changed:
+            self._waiting_bytes -= _size(result)
+            self._changed.notify_all()
+        return result
 
     def close(self) -> None:
         """Note nothing more: threads must not be within torch when Python ends."""
-        self._todo.clear()
-        self._room.release(len(self._threads) or 1)
+        with self._changed:
+            self._todo.clear()
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
         if self._group is not None:
             self._group.join()
-        while self._room.acquire():
-            try:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._todo or self._waiting_bytes < AHEAD_BYTES)
+                if not self._todo:
+                    return
                 subject, noted = self._todo.popleft()
-            except IndexError:
-                self._room.release()
-                return
             try:
-                noted.set_result(self._note(subject))
+                result = self._note(subject)
             except BaseException as error:
                 noted.set_exception(error)
+                continue
+            with self._changed:
+                self._waiting_bytes += _size(result)
+            noted.set_result(result)
 
 
 def halt(place: Place) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -317,14 +318,15 @@ def test_while_the_card_is_needed_classes_are_noted_and_a_child_waits_to_open_it
 def test_no_more_classes_are_noted_than_memory_is_there_for(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conductor, "AHEAD", 2)
+    monkeypatch.setattr(conductor, "AHEAD_BYTES", 2)
+    monkeypatch.setattr(conductor, "MOST_NOTING", 1)
     enough, noted = threading.Event(), list[Subject]()
 
-    def note(each: Subject) -> Verdict:
+    def note(each: Subject) -> conductor._Letter:
         noted.append(each)
         if len(noted) == 2:
             enough.set()
-        return Verdict(str(each), REFUSED)
+        return conductor._Letter("", {}, [b"1"], torch=False, is_far=False, deaths=0)
 
     ahead = conductor._Ahead([scaling.subject(float(each)) for each in range(5)], note)
     assert enough.wait(20)
@@ -334,6 +336,27 @@ def test_no_more_classes_are_noted_than_memory_is_there_for(
     ahead.close()
     assert len(noted) == 5
     assert not any(thread.is_alive() for thread in ahead._threads)
+
+
+def test_where_no_second_thread_can_be_started_one_notes_all(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def only_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(threading.Thread, "start", only_one)
+    refused = Verdict("", REFUSED)
+    ahead = conductor._Ahead([scaling.subject(2.0), scaling.subject(3.0)], lambda each: refused)
+    assert [ahead.next(bool, lambda: None) for _ in range(2)] == [refused, refused]
+    ahead.close()
+    assert not started[0].is_alive()
 
 
 def test_a_child_that_died_before_it_opened_the_card_is_replaced(
