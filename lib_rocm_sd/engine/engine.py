@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -13,16 +13,17 @@ from torch.autograd import forward_ad
 from lib_rocm_sd import device as devices
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.engine import call_file, measure, selftest
+from lib_rocm_sd.engine import call_file, selftest
 from lib_rocm_sd.engine.call_file import Capture
 from lib_rocm_sd.engine.gating import Asked, Gatekeeper
+from lib_rocm_sd.engine.measurer import MOMENT_S, Measurer
 from lib_rocm_sd.engine.memory import LatelyFree, is_recording, with_index
 from lib_rocm_sd.engine.planner import Planner, TestKey, VariantPlan, default_launcher
 from lib_rocm_sd.engine.route import Route, by_formula, traced, watched, zeros
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.ops.base import Call, Launch, Op, Variant
+from lib_rocm_sd.ops.base import Call, Launch, Op
 from lib_rocm_sd.ops.keys import tensors_of
 
 _T = TypeVar("_T")
@@ -93,6 +94,30 @@ class Engine:
             self._drop_routes()
             self._planner.changes += 1
             self.renewals += 1
+
+    @property
+    def unmeasured(self) -> int:
+        """How many problems wait to be measured between two pictures."""
+        return len(self._measurer.waiting)
+
+    def measure_next(self, seconds: float = MOMENT_S, interrupt: Callable[[], bool] = bool) -> None:
+        """Measure one of them, between two pictures, in about `seconds`. What is not finished by
+        then, or interrupted, goes on next time. What was planned without its times is planned anew.
+        """
+        if self._measurer.next(seconds, interrupt):
+            self.renew()
+
+    @contextmanager
+    def measuring_at_once(self, interrupt: Callable[[], bool] = bool) -> Iterator[None]:
+        """Within it nothing waits to be measured; what has waited is measured first."""
+        measurer, before = self._measurer, self._measurer.at_once
+        measurer.at_once = True
+        try:
+            while self.unmeasured and not interrupt():
+                self.measure_next(interrupt=interrupt)
+            yield
+        finally:
+            measurer.at_once = before
 
     def passed(self, device: torch.device) -> list[TestKey]:
         """Self-tests that this process has passed on `device`."""
@@ -409,121 +434,6 @@ def _short(info: DeviceInfo) -> str:
     if info.backend == "cpu":
         return "no supported GPU (this is the CPU)"
     return "; ".join(info.reasons)
-
-
-PREPARE_S = 20.0
-"""How long further configs of one problem may be compiled and self-tested."""
-
-
-class Measurer:
-    """Times what a planner knows no times of. `lock` is the engine's; it is held for one self-test
-    at a time, and not while a GPU is being timed.
-    """
-
-    def __init__(self, planner: Planner, lock: threading.RLock) -> None:  # type: ignore[valid-type]
-        self._planner = planner
-        self._lock: Any = lock
-        self._one = threading.Lock()
-
-    def measured(
-        self, session: Session, op: Op[Any, Any], problem: Any, device: torch.device
-    ) -> bool:
-        """True if all times of `problem` are known now that can be had.
-
-        False where this was interrupted, or where another thread measures: it is not waited for.
-        """
-        like = op.measured_as(problem)
-        if is_recording(device):
-            return False
-        if not self._missing(session, op, like, device):
-            return True
-        if not self._one.acquire(blocking=False):
-            return False
-        try:
-            missing = self._missing(session, op, like, device)
-            return not missing or self._measure(session, op, like, device, missing)
-        finally:
-            self._one.release()
-
-    def _missing(
-        self, session: Session, op: Op[Any, Any], problem: Any, device: torch.device
-    ) -> list[Variant[Any, Any]]:
-        """The variants that could run `problem`, and were neither timed nor tried in vain."""
-        with self._lock:
-            known = self._planner.known.of(session, op, problem, device)
-            return [
-                variant
-                for variant in op.every
-                if variant.name not in known
-                and not variant.last_resort
-                and not self._planner.known.was_tried(op, variant, problem, device)
-                and not self._planner.refusals(Asked(op, variant, None, problem, device))
-            ]
-
-    def _measure(
-        self,
-        session: Session,
-        op: Op[Any, Any],
-        problem: Any,
-        device: torch.device,
-        variants: Sequence[Variant[Any, Any]],
-    ) -> bool:
-        waits = self._planner.waits
-        contenders = self._contenders(session, op, problem, device, variants)
-        if contenders is None:
-            return False
-        if self._planner.waits != waits:
-            return True  # measured when `renew` has forgotten the plan that is made now
-        session.progress(f"measuring {op.title.lower()}, once: {problem}")
-        try:
-            times, failures = measure.measure(
-                op, problem, device, contenders, interrupt=session.interrupt
-            )
-        except measure.InterruptedMeasurement:
-            return False
-        except (RuntimeError, MemoryError) as error:
-            if not selftest.is_out_of_memory(error):
-                raise
-            session.report.event(f"{op.name}: too little memory to measure {problem}")
-            times, failures = {}, []
-        with self._lock:
-            for contender, failure in failures:
-                asked = Asked(op, contender.variant, contender.config, problem, device)
-                reason = selftest.describe(failure)
-                if not selftest.is_out_of_memory(failure):
-                    self._planner.quarantine(asked, reason)
-                self._planner.tell(session, asked, f"measuring {problem} failed: {reason}")
-            self._planner.known.note(op, problem, device, times, variants)
-        return True
-
-    def _contenders(
-        self,
-        session: Session,
-        op: Op[Any, Any],
-        problem: Any,
-        device: torch.device,
-        variants: Sequence[Variant[Any, Any]],
-    ) -> list[measure.Contender] | None:
-        """Every verified config; further ones than the first only within PREPARE_S. None where
-        this was interrupted.
-        """
-        found = []
-        arch, end = self._planner.identify(device).arch, time.monotonic() + PREPARE_S
-        for variant in variants:
-            configs = variant.configs(arch, problem)
-            for place, config in enumerate(configs):
-                if session.interrupt():
-                    return None
-                if place and time.monotonic() > end:
-                    break
-                session.progress(f"testing {op.title.lower()}, {place + 1} of {len(configs)}")
-                with self._lock:
-                    asked = Asked(op, variant, config, problem, device)
-                    if self._planner.verify(session, asked):
-                        continue
-                    launch = self._planner.launch(variant, device)
-                found.append(measure.Contender(variant, config, launch))
-        return found
 
 
 engine = Engine()

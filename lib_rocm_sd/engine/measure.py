@@ -6,9 +6,11 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
+from itertools import chain, zip_longest
 from time import perf_counter
 from typing import Any
 
@@ -33,8 +35,12 @@ ROTATED_BYTES = 128 << 20
 ROTATED_SETS = 4
 
 
+PROBLEM = "problem"
+"""A stored row's key of the problem's fields, beside the variants' names."""
+
+
 class InterruptedMeasurement(Exception):  # noqa: N818 - nothing went wrong
-    """The user wants no more of it; nothing is kept."""
+    """The user wants no more of it, or its time is over."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,17 @@ def measure(
     contenders: Sequence[Contender],
     budget_s: float = BUDGET_S,
     interrupt: Callable[[], bool] = bool,
+    times: Times | None = None,
 ) -> tuple[Times, list[tuple[Contender, Exception]]]:
     """Time every contender on random inputs of the problem's size, in about `budget_s` for all.
 
     Returns the fastest timing per variant, and the contenders that failed with their errors. "Out
     of memory" is such an error here: the memory that is short is the measurement's own. Raises
-    InterruptedMeasurement.
+    InterruptedMeasurement. `times`: what was timed before; the others' times are put there.
     """
-    times: Times = {}
+    times = {} if times is None else times
+    done = {(name, config) for name, known in times.items() for config, _ in known.each}
+    contenders = [each for each in contenders if (each.variant.name, each.config) not in done]
     failures: list[tuple[Contender, Exception]] = []
     end = perf_counter() + budget_s
     with torch.no_grad():
@@ -203,7 +212,8 @@ def load(op: Op[Any, Any], info: DeviceInfo, problem: Any) -> tuple[Times, str]:
 def save(op: Op[Any, Any], info: DeviceInfo, problem: Any, times: Times) -> None:
     """Add the times of `problem` to the cache; without a usable cache nothing is kept."""
     rows, _ = _rows(op, info)
-    rows[str(problem)] = {name: _entry(timing) for name, timing in times.items()}
+    entries = {name: _entry(timing) for name, timing in times.items()}
+    rows[str(problem)] = {PROBLEM: config_fields(problem), **entries}
     data = json.dumps({"stamp": stamp(info), "rows": rows}, indent=1, sort_keys=True)
     cache.write("tune", _key(op, info), data.encode())
 
@@ -216,6 +226,17 @@ def _entry(timing: Timing) -> dict[str, Any]:
 def stored_problems(op: Op[Any, Any], info: DeviceInfo) -> list[str]:
     """The problems that have stored times, as text."""
     return list(_rows(op, info)[0])
+
+
+def stored_like(op: Op[Any, Any], info: DeviceInfo, problem: Any) -> Iterator[Any]:
+    """The problems that have stored times, as objects like `problem`. Damaged ones are left out."""
+    for text, row in _rows(op, info)[0].items():
+        with suppress(AttributeError, TypeError, ValueError):
+            # JSON has lists where a problem has tuples
+            fields = row[PROBLEM].items()
+            found = replace(problem, **{k: tuple(v) if type(v) is list else v for k, v in fields})
+            if str(found) == text:
+                yield found
 
 
 def _key(op: Op[Any, Any], info: DeviceInfo) -> str:
@@ -351,6 +372,9 @@ class KnownTimes:
     def __init__(self, identify: Callable[[torch.device], DeviceInfo]) -> None:
         self._identify = identify
         self._times: dict[Hashable, Times] = {}
+        self._alike: dict[Hashable, dict[Any, None]] = {}
+        """By class: problems that have, or had in an earlier process, times."""
+        self._looked: set[Hashable] = set()
         self._tried: set[Hashable] = set()
 
     def of(self, session: Session, op: Op[Any, Any], problem: Any, device: torch.device) -> Times:
@@ -361,6 +385,27 @@ class KnownTimes:
             if reason:
                 session.report.event(reason)
         return self._times.get(key, {})
+
+    def nearest(
+        self, session: Session, op: Op[Any, Any], problem: Any, device: torch.device
+    ) -> tuple[Any, Times]:
+        """The problem with times of `problem`'s class, the one that a self-test vouches for, that
+        is `apart` least, and its times; no times where there is none.
+        """
+        if (op.name, device) not in self._looked:
+            self._looked.add((op.name, device))
+            for stored in stored_like(op, self._identify(device), problem):
+                self._class(op, stored, device)[stored] = None
+        alike = self._class(op, problem, device)
+        for other in sorted(alike, key=lambda each: apart(problem, each)):
+            times = self.of(session, op, other, device)
+            if times:
+                return other, times
+        return problem, {}
+
+    def _class(self, op: Op[Any, Any], problem: Any, device: torch.device) -> dict[Any, None]:
+        key = (op.name, op.test_problems(problem)[0], device)
+        return self._alike.setdefault(key, {})
 
     def note(
         self,
@@ -373,6 +418,7 @@ class KnownTimes:
         """Keep what was measured, for this process and the next ones. `tried`: also in vain."""
         known = {**self._times.get((op.name, problem, device), {}), **times}
         self._times[op.name, problem, device] = known
+        self._class(op, problem, device)[problem] = None
         self._tried.update((op.name, variant.name, problem, device) for variant in tried)
         save(op, self._identify(device), problem, known)
 
@@ -381,3 +427,16 @@ class KnownTimes:
     ) -> bool:
         """True if this process has tried to time `variant`."""
         return (op.name, variant.name, problem, device) in self._tried
+
+
+def apart(one: Any, other: Any) -> float:
+    """How far two problems of an op are apart: the ratios of their numbers, in powers of two,
+    together.
+    """
+    pairs = zip_longest(_numbers(one), _numbers(other), fillvalue=0)
+    return sum(abs(math.log2((a + 1) / (b + 1))) for a, b in pairs)
+
+
+def _numbers(problem: Any) -> Iterator[int]:
+    fields = (each if isinstance(each, tuple) else (each,) for each in astuple(problem))
+    return (each for each in chain.from_iterable(fields) if type(each) is int)

@@ -22,7 +22,7 @@ from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.base import Launch, Op, Variant
-from lib_rocm_sd.policy import Candidate, Policy, limit, rank
+from lib_rocm_sd.policy import AUTO, Candidate, Policy, limit, rank
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class Planner:
         device: torch.device,
         further: Ask = lambda variant: (),
     ) -> VariantPlan:
-        """The first verified variant in the policy's order; `further` may refuse one, too.
+        """The first verified variant in the policy's order; `further` may refuse one, too. What
+        Performance has no times of goes by those of the nearest problem, else as Auto does.
 
         Raises NotSupportedError when none is left.
         """
@@ -112,6 +113,10 @@ class Planner:
             like = op.measured_as(problem)
             times = self.known.of(session, op, like, device)
             at = "" if like == problem else f", for {like}"
+            if not times:
+                like, times = self.known.nearest(session, op, like, device)
+                at = f", for {like}, the nearest that is known"
+                policy = policy if times else AUTO
         candidates = [
             Candidate(
                 variant,
@@ -290,7 +295,10 @@ class Planner:
             for note in self._notes(asked):
                 session.report.event(note)
             defaults = [each.config for each in self.defaults(asked)]
-            for config in dict.fromkeys((tuned.get(variant.name, defaults[0]), *defaults)):
+            if variant.name in tuned:
+                space = variant.configs(self.identify(device).arch, problem)
+                defaults[:0] = [each for each in space if each == tuned[variant.name]]
+            for config in dict.fromkeys(defaults):
                 why = self.verify(session, replace(asked, config=config))
                 if not why:
                     return candidate, config

@@ -19,8 +19,10 @@ class Session:
 
     `headroom_bytes`: device memory left to others. `progress(message)` and `interrupt()` are
     called while Performance measures, which may take seconds; once interrupted it goes on with
-    what it knows. `part`: of the model, such as "UNet", for the report. `patient`: a first call
-    waits until the gate has had its kernels tried; else another variant computes meanwhile.
+    what it knows. `later()`: the host has moments between two pictures, in which it calls
+    `Engine.measure_next`: Performance measures then. `part`: of the model, such as "UNet", for the
+    report. `patient`: a first call waits until the gate has had its kernels tried; else another
+    variant computes meanwhile.
     """
 
     policy: Policy = policies.AUTO
@@ -28,6 +30,7 @@ class Session:
     report: Report = process_report
     progress: Callable[[str], None] = lambda message: None
     interrupt: Callable[[], bool] = bool
+    later: Callable[[], bool] = bool
     part: str = ""
     patient: bool = False
 
