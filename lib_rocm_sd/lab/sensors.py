@@ -5,16 +5,14 @@ AMD cards on Linux: what the driver writes into sysfs. Of a card's folder
 /sys/bus/pci/devices/<address>: hwmon/hwmon*/power1_average in uW or, where the driver has no mean,
 power1_input; freq1_input (core) and freq2_input (memory) in Hz, or the line of pp_dpm_sclk and
 pp_dpm_mclk that is marked with a star (the kernel's Documentation/gpu/amdgpu). The development
-card: NVIDIA's management library, which comes with the driver. Its signatures are as nvml.h has
-them; power is a mean over a second on Ampere and newer (but not GA100).
+card: NVIDIA's management library, by the package nvidia-ml-py, which torch.cuda.power_draw asks
+too; power is a mean over a second on Ampere and newer (but not GA100).
 """
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -159,30 +157,8 @@ def _text(file: Path) -> str:
         return ""
 
 
-LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
-CORE, MEMORY = 0, 2
-"""nvmlClockType_t: NVML_CLOCK_GRAPHICS and NVML_CLOCK_MEM."""
-_UINT = ctypes.POINTER(ctypes.c_uint)
-_HANDLE = ctypes.c_void_p
-SIGNATURES: dict[str, list[Any]] = {
-    "nvmlInit_v2": [],
-    "nvmlShutdown": [],
-    "nvmlDeviceGetCount_v2": [_UINT],
-    "nvmlDeviceGetHandleByIndex_v2": [ctypes.c_uint, ctypes.POINTER(_HANDLE)],
-    "nvmlDeviceGetHandleByPciBusId_v2": [ctypes.c_char_p, ctypes.POINTER(_HANDLE)],
-    "nvmlDeviceGetPowerUsage": [_HANDLE, _UINT],
-    "nvmlDeviceGetClockInfo": [_HANDLE, ctypes.c_int, _UINT],
-}
-"""Arguments; each returns nvmlReturn_t, an int, 0 for success."""
-
-
-def loaded() -> Any:
-    """The library; OSError where there is none."""
-    return ctypes.CDLL(LIBRARY)
-
-
 class Nvml:
-    """Reads one card through `library`, which is ready; see `source`."""
+    """Reads one card through `library`, the package nvidia-ml-py, which is ready."""
 
     origin = "NVML"
 
@@ -191,57 +167,45 @@ class Nvml:
 
     def read(self) -> Reading:
         """What a card does not support is None."""
-        library, handle = self._library, self._handle
-        power = _asked(library.nvmlDeviceGetPowerUsage, handle)
-        core, memory = (
-            _asked(library.nvmlDeviceGetClockInfo, handle, kind) for kind in (CORE, MEMORY)
-        )
+        library = self._library
+        power = self._asked(library.nvmlDeviceGetPowerUsage)
+        clocks = (library.NVML_CLOCK_GRAPHICS, library.NVML_CLOCK_MEM)
+        core, memory = (self._asked(library.nvmlDeviceGetClockInfo, clock) for clock in clocks)
         return Reading(None if power is None else power / 1000, core, memory)
+
+    def _asked(self, ask: Callable[..., int], *what: int) -> float | None:
+        with suppress(self._library.NVMLError):
+            return float(ask(self._handle, *what))
+        return None
 
     def close(self) -> None:
         """As many shutdowns as there were starts; others in this process are counted too."""
         self._library.nvmlShutdown()
 
 
-def nvml_source(address: str, load: Callable[[], Any] = loaded) -> Nvml | str:
+def nvml_source(address: str) -> Nvml | str:
     """The sensor source for the card with this PCI address, or for the only card if the address is
     empty; a str says why there is none.
     """
     try:
-        library = load()
-        for name, arguments in SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, ctypes.c_int
-    except (OSError, AttributeError) as error:
-        return f"NVML cannot be used: {error}"
-    started = library.nvmlInit_v2()
-    if started:
-        return f"NVML does not start: error {started}"
-    handle = _handle(library, address)
-    if isinstance(handle, str):
-        library.nvmlShutdown()
-        return handle
-    return Nvml(library, handle)
-
-
-def _handle(library: Any, address: str) -> Any:
-    """The card's, or why there is none."""
-    handle, count = _HANDLE(), ctypes.c_uint(0)
-    if address:
-        given = address.encode()
-        failed = library.nvmlDeviceGetHandleByPciBusId_v2(given, ctypes.byref(handle))
-        return f"NVML does not know {address}: error {failed}" if failed else handle
-    failed = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    if failed or count.value != 1:
-        return f"torch does not say which of {count.value} NVIDIA cards it is"
-    failed = library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
-    return f"NVML does not give its card: error {failed}" if failed else handle
-
-
-def _asked(function: Any, *arguments: Any) -> float | None:
-    value = ctypes.c_uint(0)
-    failed = function(*arguments, ctypes.byref(value))
-    return None if failed else float(value.value)
+        import pynvml
+    except ImportError:
+        return "an NVIDIA card tells it by nvidia-ml-py, which is not installed"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"NVML does not start: {error}"
+    try:
+        if address:
+            return Nvml(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address))
+        count = pynvml.nvmlDeviceGetCount()
+        if count == 1:
+            return Nvml(pynvml, pynvml.nvmlDeviceGetHandleByIndex(0))
+        why = f"torch does not say which of {count} NVIDIA cards it is"
+    except pynvml.NVMLError as error:
+        why = f"NVML does not give the card: {error}"
+    pynvml.nvmlShutdown()
+    return why
 
 
 Source = Sysfs | Nvml

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,74 +115,67 @@ def test_a_result_has_the_facts_of_the_card(
 
 
 class Library:
-    """NVML as nvml.h declares it; `fails` names functions that return an error."""
+    """The package nvidia-ml-py; `fails` names functions that raise its error."""
 
-    def __init__(self, count: int = 1, fails: tuple[str, ...] = ()) -> None:
-        self.open = 0
-        self.asked: list[bytes] = []
-        self.functions = SimpleNamespace()
-        for name in sensors.SIGNATURES:
-            setattr(self.functions, name, self._function(name, name in fails, count))
+    NVML_CLOCK_GRAPHICS, NVML_CLOCK_MEM = 0, 2
 
-    def _function(self, name: str, fails: bool, count: int) -> Callable[..., int]:
-        def call(*arguments: Any) -> int:
-            wanted = sensors.SIGNATURES[name]
-            assert call.argtypes == wanted and call.restype is ctypes.c_int  # type: ignore[attr-defined]
-            assert len(arguments) == len(wanted)
-            for given, kind in zip(arguments, wanted, strict=True):
-                kind.from_param(given)
-            return 999 if fails else self._answer(name, arguments, count)
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, count: int = 1, fails: str = "") -> None:
+        self.open, self.count, self.fails = 0, count, fails
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            if name == self.fails:
+                raise self.NVMLError("Unknown Error")
+            self.open += {"nvmlInit": 1, "nvmlShutdown": -1}.get(name, 0)
+            if name.startswith("nvmlDeviceGetHandle"):
+                return given
+            clocks = {0: 1980, 2: 3201}
+            of_card = {"nvmlDeviceGetPowerUsage": 345600, "nvmlDeviceGetCount": self.count}
+            return clocks[given[1]] if name == "nvmlDeviceGetClockInfo" else of_card.get(name)
 
         return call
 
-    def _answer(self, name: str, arguments: tuple[Any, ...], count: int) -> int:
-        if name == "nvmlInit_v2":
-            self.open += 1
-        elif name == "nvmlShutdown":
-            self.open -= 1
-        else:
-            out = arguments[-1]._obj
-            if name == "nvmlDeviceGetHandleByPciBusId_v2":
-                self.asked.append(arguments[0])
-            clock = arguments[1] if name == "nvmlDeviceGetClockInfo" else None
-            values = {"nvmlDeviceGetCount_v2": count, "nvmlDeviceGetPowerUsage": 345600}
-            out.value = {0: 1980, 2: 3201}[clock] if clock is not None else values.get(name, 77)
-        return 0
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Library]:
+    def of(count: int = 1, fails: str = "") -> Library:
+        library = Library(count, fails)
+        monkeypatch.setitem(sys.modules, "pynvml", library)  # type: ignore[arg-type]
+        return library
+
+    return of
 
 
-def test_the_development_card_is_read() -> None:
-    library = Library()
-    source = found(sensors.nvml_source("00000000:3B:00.0", lambda: library.functions))
+def test_the_development_card_is_read(nvml: Callable[..., Library]) -> None:
+    library = nvml()
+    source = found(sensors.nvml_source("00000000:3B:00.0"))
     assert source.read() == Reading(345.6, 1980.0, 3201.0)
-    assert library.asked == [b"00000000:3B:00.0"] and library.open == 1
+    assert source._handle == ("00000000:3B:00.0",) and library.open == 1
     source.close()
     assert library.open == 0
-    assert found(sensors.nvml_source("", lambda: library.functions)).read().power_w == 345.6
+    assert found(sensors.nvml_source(""))._handle == (0,)
 
 
-def test_nvml_says_why_not() -> None:
-    def absent() -> Any:
-        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
-
-    assert str(sensors.nvml_source("", absent)).startswith("NVML cannot be used: libnvidia-ml")
-    assert str(sensors.nvml_source("", SimpleNamespace)).startswith("NVML cannot be used: ")
-    for fails, address, told in (
-        ("nvmlInit_v2", "", "NVML does not start: error 999"),
-        ("nvmlDeviceGetHandleByPciBusId_v2", "1", "NVML does not know 1: error 999"),
-        ("nvmlDeviceGetCount_v2", "", "torch does not say which of 0 NVIDIA cards it is"),
-        ("nvmlDeviceGetHandleByIndex_v2", "", "NVML does not give its card: error 999"),
+def test_nvml_says_why_not(nvml: Callable[..., Library], monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, fails, address, told in (
+        (1, "nvmlInit", "", "NVML does not start: Unknown Error"),
+        (1, "nvmlDeviceGetHandleByPciBusId", "1", "NVML does not give the card: Unknown Error"),
+        (1, "nvmlDeviceGetHandleByIndex", "", "NVML does not give the card: Unknown Error"),
+        (2, "", "", "torch does not say which of 2 NVIDIA cards it is"),
     ):
-        library = Library(fails=(fails,))
-        given: Any = library.functions
-        assert sensors.nvml_source(address, [given].pop) == told
+        library = nvml(count, fails)
+        assert sensors.nvml_source(address) == told
         assert library.open == 0
-    two = Library(count=2)
-    assert "which of 2 NVIDIA cards" in str(sensors.nvml_source("", lambda: two.functions))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert str(sensors.nvml_source("")).endswith("nvidia-ml-py, which is not installed")
 
 
-def test_what_a_card_does_not_support_is_left_out() -> None:
-    library = Library(fails=("nvmlDeviceGetPowerUsage",))
-    source = found(sensors.nvml_source("", lambda: library.functions))
+def test_what_a_card_does_not_support_is_left_out(nvml: Callable[..., Library]) -> None:
+    nvml(fails="nvmlDeviceGetPowerUsage")
+    source = found(sensors.nvml_source("00000000:3B:00.0"))
     assert source.read() == Reading(None, 1980.0, 3201.0)
 
 
