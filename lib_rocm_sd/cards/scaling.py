@@ -10,13 +10,13 @@ H200s are from the issue that asked for several GPUs, and are in no file.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-H200 = "NVIDIA H200, docs/results/"
 TWO_H200 = "two NVIDIA H200, NVLink, eager fp16 diffusers UNets, one process for each"
 
 
@@ -42,7 +42,10 @@ class Step:
     key_bytes: int
     image_bytes: int
     units: int
-    source: str
+
+    @property
+    def one_card_ms(self) -> float:
+        return max(self.device_ms, self.submit_ms)
 
 
 SD15_FIXED = 0.51
@@ -52,22 +55,23 @@ SDXL_FIXED = 0.093
 """ComfyUI's split of SDXL takes 1/1.80 to 1/1.86 of the time on two cards (the issue; which ones is
 not known): (f + p) / (f + 2 p) = 1/1.83."""
 
-UNETS = H200 + "unet-h200.json: "
 SD15_ROWS = (52, 61, 16, 4629504, 46202880, 32768, 8)
 SDXL_ROWS = (40, 46, 70, 8194048, 419430400, 131072, 32)
 STEPS = (
-    Step("SD 1.5 512x512, blocks", 6.457, 4.334, 742, SD15_FIXED, *SD15_ROWS, UNETS + "Auto"),
-    Step("SD 1.5 512x512, eager", 11.943, 27.895, 1175, SD15_FIXED, *SD15_ROWS, UNETS + "eager"),
-    Step("SDXL 1024x1024, blocks", 30.746, 8.720, 1682, SDXL_FIXED, *SDXL_ROWS, UNETS + "Auto"),
-    Step("SDXL 1024x1024, eager", 41.676, 69.753, 2353, SDXL_FIXED, *SDXL_ROWS, UNETS + "eager"),
+    Step("SD 1.5 512x512, blocks", 6.457, 4.334, 742, SD15_FIXED, *SD15_ROWS),
+    Step("SD 1.5 512x512, eager", 11.943, 27.895, 1175, SD15_FIXED, *SD15_ROWS),
+    Step("SDXL 1024x1024, blocks", 30.746, 8.720, 1682, SDXL_FIXED, *SDXL_ROWS),
+    Step("SDXL 1024x1024, eager", 41.676, 69.753, 2353, SDXL_FIXED, *SDXL_ROWS),
+    # Not measured: 1024x1024's device time, 16 times its self-attention (10 of 183.6 us and 60 of
+    # 35.3 us, attention-h200.json: sdpa) and 4 times the rest; the same launches.
     Step(
         *("SDXL 2048x2048, eager", 214.2, 69.753, 2353, SDXL_FIXED / 5),
         *(40, 46, 70, 16388096, 1677721600, 524288, 64),
-        "not measured: 1024x1024's device time, 16 times its self-attention (10 of 183.6 us and 60 "
-        "of 35.3 us, attention-h200.json: sdpa) and 4 times the rest; the same launches",
     ),
 )
-"""Exchanges and bytes were counted by running patch parallel without data."""
+"""Times: unet-h200.json, Auto and eager. Exchanges and bytes were counted by running patch parallel
+without data.
+"""
 
 VAE_MS = {512: 8.208, 1024: 27.672, 2048: 125.573, 4096: 795.538}
 """One decode, whole frame or bands, by pictures' size: vae-h200.json, rocm_sd Auto."""
@@ -86,7 +90,6 @@ class Picture:
     vae_s: float
     fixed_share: float
     share: float
-    source: str
 
     @property
     def rest_s(self) -> float:
@@ -95,20 +98,13 @@ class Picture:
 
 
 PICTURES = (
-    Picture(
-        *("SD 1.5 512x512, 20 steps", 0.23651, 20, 1 / 133.005, 0.008208, SD15_FIXED, 0.6),
-        H200 + "webui-unet-h200.json: 512, UNet Auto",
-    ),
-    Picture(
-        *("SD 1.5 512x512, 4 pictures", 0.69344, 20, 1 / 53.559, 0.032832, SD15_FIXED / 4, 0.15),
-        H200 + "webui-unet-h200.json: 512x4, UNet Auto",
-    ),
-    Picture(
-        *("SD 1.5 1024x1024, 20 steps", 0.83369, 20, 1 / 36.535, 0.027672, SDXL_FIXED, 0.25),
-        H200 + "webui-unet-h200.json: 1024, UNet Auto; SDXL's fixed share is assumed",
-    ),
+    Picture("SD 1.5 512x512, 20 steps", 0.23651, 20, 1 / 133.005, 0.008208, SD15_FIXED, 0.6),
+    Picture("SD 1.5 512x512, 4 pictures", 0.69344, 20, 1 / 53.559, 0.032832, SD15_FIXED / 4, 0.15),
+    Picture("SD 1.5 1024x1024, 20 steps", 0.83369, 20, 1 / 36.535, 0.027672, SDXL_FIXED, 0.25),
 )
-"""`share` of all requests is assumed."""
+"""webui-unet-h200.json: 512, 512x4 and 1024, UNet Auto. `share` of all requests is assumed, as
+SDXL's fixed share of the last is.
+"""
 
 
 @dataclass(frozen=True)
@@ -170,21 +166,16 @@ class Split:
         return self.one_ms / self.ms
 
 
-def one_card(step: Step) -> float:
-    """A step's ms."""
-    return max(step.device_ms, step.submit_ms)
-
-
 def guidance(step: Step, link: Link, handoff_ms: float = 0.0) -> Split:
     """Prompt and negative prompt on two cards. `handoff_ms`: what Python adds at an exchange."""
     device = step.device_ms * (step.fixed_share + (1 - step.fixed_share) / 2)
     exchanged = _message_ms(link, step.image_bytes / 2)
-    return Split(2, max(device, step.submit_ms) + exchanged + handoff_ms, one_card(step))
+    return Split(2, max(device, step.submit_ms) + exchanged + handoff_ms, step.one_card_ms)
 
 
 def patches(step: Step, cards: int, link: Link) -> Split:
     """Rows of every image on `cards` cards, exact."""
-    one = one_card(step)
+    one = step.one_card_ms
     if step.units < 2 * cards:
         return Split(cards, math.nan, one, f"{step.units} rows of the smallest image")
     largest = math.ceil(step.units / cards) / step.units
@@ -302,7 +293,14 @@ def picture_speedup(picture: Picture, cards: int) -> float:
 
 
 Gang = Callable[[int, int], int]
-"""How many cards the next request gets: of so many free ones, with so many requests behind it."""
+"""How many cards the next request gets, none as long as it waits for more: of so many free ones,
+with so many requests behind it.
+"""
+POLICIES: dict[str, Gang] = {
+    "one card": lambda free, behind: 1,
+    "two cards": lambda free, behind: 2 if free >= 2 else 0,
+    "two when idle": lambda free, behind: 2 if free >= 2 + behind else 1,
+}
 
 
 @dataclass(frozen=True)
@@ -335,12 +333,14 @@ def simulate(requests: Sequence[Request], cards: int, gang: Gang) -> Served:
     events: list[tuple[float, int]] = []  # when cards become free, and how many
     free, clock, busy_s, last = cards, 0.0, 0.0, 0.0
     latencies, waits = [], []
+    arrivals = [request.at_s for request in requests]
     for index, request in enumerate(requests):
         clock = max(clock, request.at_s)
         while True:
             while events and events[0][0] <= clock:
                 free += heapq.heappop(events)[1]
-            wanted = gang(free, _behind(requests, index, clock)) if free else 0
+            behind = bisect.bisect_right(arrivals, clock) - index - 1
+            wanted = gang(free, behind) if free else 0
             if wanted:
                 break
             clock = max(clock, events[0][0])
@@ -365,16 +365,6 @@ def simulate(requests: Sequence[Request], cards: int, gang: Gang) -> Served:
     )
 
 
-def _behind(requests: Sequence[Request], index: int, clock: float) -> int:
-    """Requests after this one that have come by now; counted up to 64."""
-    count = 0
-    for request in requests[index + 1 : index + 65]:
-        if request.at_s > clock:
-            break
-        count += 1
-    return count
-
-
 def percentile(ordered: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of them does not exceed."""
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
@@ -395,21 +385,3 @@ def drawn(
         (seconds,) = random_.choices([seconds for _, seconds in kinds], shares)
         requests.append(Request(now, seconds))
     return requests
-
-
-def alone(free: int, behind: int) -> int:
-    """Each request has one card."""
-    return 1
-
-
-def pairs(free: int, behind: int) -> int:
-    """Each request has two cards, and waits for them."""
-    return 2 if free >= 2 else 0
-
-
-def when_idle(free: int, behind: int) -> int:
-    """Two cards where nobody behind needs the second."""
-    return 2 if free >= 2 + behind else 1
-
-
-POLICIES: dict[str, Gang] = {"one card": alone, "two cards": pairs, "two when idle": when_idle}

@@ -20,14 +20,13 @@ from lib_rocm_sd.lab.rows import write_json
 
 LOADS = (0.3, 0.6, 0.8, 0.9)
 REQUESTS = 10_000
+"""Of each simulated farm."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--link", default="", metavar="NAME", help="only links with this in them")
     parser.add_argument("--cards", type=int, action="append", help="2 to 64; default 2, 4 .. 64")
-    parser.add_argument("--requests", type=int, default=REQUESTS, help="of a simulated farm")
-    parser.add_argument("--seed", type=int, default=0, help="of when requests come")
     parser.add_argument("--json", metavar="FILE", help="also write the result here")
 
 
@@ -40,8 +39,6 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"no link has {args.link!r} in its name: {names}")
     if min(cards) < 2 or max(cards) > 64:
         raise UsageError(f"--cards has to be from 2 to 64: {cards}")
-    if args.requests < 100:
-        raise UsageError("--requests has to be 100 or more")
     check_writable(args, "json")
     document = {
         "rocm_sd": __version__,
@@ -72,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
             for way, split in (("batch", model.batch), ("stages", model.stages))
             for n in cards
         ],
-        "farm": farm(cards, args.requests, args.seed),
+        "farm": farm(cards),
     }
     print(text(document))
     if args.json:
@@ -102,7 +99,7 @@ def _row(case: str, way: str, link: Link | None, split: model.Split) -> dict[str
     }
 
 
-def farm(cards: list[int], requests: int, seed: int) -> list[dict[str, Any]]:
+def farm(cards: list[int]) -> list[dict[str, Any]]:
     """Throughput and latency of farms, by load and by what is split."""
     kinds = [
         (one.share, tuple(one.seconds / model.picture_speedup(one, n) for n in (1, 2)))
@@ -112,7 +109,7 @@ def farm(cards: list[int], requests: int, seed: int) -> list[dict[str, Any]]:
     rows = []
     for count in cards:
         for load in LOADS:
-            drawn = model.drawn(requests, load * count / mean_s, kinds, seed)
+            drawn = model.drawn(REQUESTS, load * count / mean_s, kinds)
             for name, gang in model.POLICIES.items():
                 served = model.simulate(drawn, count, gang)
                 figures = {key: round(value, 4) for key, value in asdict(served).items()}

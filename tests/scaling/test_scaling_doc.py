@@ -50,9 +50,7 @@ def test_the_check() -> None:
 
 
 def test_the_farm() -> None:
-    rows = {
-        (row["cards"], row["load"], row["policy"]): row for row in command.farm([8, 64], 10_000, 0)
-    }
+    rows = {(row["cards"], row["load"], row["policy"]): row for row in command.farm([8, 64])}
     shown = re.findall(r"^\| (\d+), (\d+) % \|", TEXT, re.MULTILINE)
     assert len(shown) == 5
     for count, load in shown:

@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.conv.problem import ConvProblem
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 NO_COST = Link("none", math.inf, 0.0, "")
-IDEAL = Step("ideal", 100.0, 0.0, 1, 0.0, 1, 1, 1, 1000, 1000, 1000, 64, "")
+IDEAL = Step("ideal", 100.0, 0.0, 1, 0.0, 1, 1, 1, 1000, 1000, 1000, 64)
 
 
 def rows(name: str) -> list[dict[str, Any]]:
