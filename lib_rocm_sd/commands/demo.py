@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -22,8 +21,8 @@ from typing import Any
 from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import demo_pictures
 from lib_rocm_sd.commands.demo_pictures import Sides, comparison, difference, summary, versions
-from lib_rocm_sd.commands.little_model import GUIDANCE, MODEL, ROOT, latents, load
-from lib_rocm_sd.commands.support import add_dtype, device_of, dtype_of
+from lib_rocm_sd.commands.little_model import MODEL, ROOT, check_installed, load, picture
+from lib_rocm_sd.commands.support import add_device, add_dtype, device_of, dtype_of
 from lib_rocm_sd.console import say
 
 PROMPTS = (
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", nargs="+", default=list(PROMPTS), metavar="TEXT")
     add("--steps", type=int, default=20, help="denoising steps (default: 20)")
     add("--seed", type=int, default=0)
-    add("--device", help="such as cpu or cuda:1 (default: the GPU, if there is one)")
+    add_device(parser)
     add_dtype(parser)
     parser.add_argument(
         "--repeats",
@@ -72,6 +71,7 @@ def main(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     # Threads that spin while they wait are many times slower where another program wants the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     _check(args)
     if args.ui:
         return serve(args)
@@ -89,18 +89,15 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises UsageError where the demo cannot run; makes its folder."""
-    for module in ("torch", "diffusers", "transformers", "PIL"):
-        try:
-            __import__(module)
-        except ImportError as error:
-            how = "use `python3 install.py demo`, which installs it"
-            raise UsageError(f"this needs {error.name or module}: {how} ({error})") from error
+    check_installed("torch", "diffusers", "transformers", "PIL")
+    if args.ui:
+        check_installed("gradio", by="demo --ui")
     if not (args.model / "model_index.json").is_file():
         raise UsageError(f"there is no model in {args.model}")
-    if args.steps < 1:
-        raise UsageError(f"--steps is {args.steps}, it has to be at least 1")
-    if args.repeats is not None and args.repeats < 1:
-        raise UsageError(f"--repeats is {args.repeats}, it has to be at least 1")
+    for name in ("steps", "repeats"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}, it has to be at least 1")
     if not -(1 << 63) <= args.seed < 1 << 63:
         raise UsageError(f"--seed is {args.seed}, it has to fit into 64 bits")
     device_of(args)
@@ -173,7 +170,7 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, 
 
 @dataclass(frozen=True)
 class Generator:
-    """Makes a picture from a prompt; a seed gives the same noise on every device, in any dtype."""
+    """Makes and times a picture from a prompt."""
 
     pipeline: Any
     steps: int
@@ -184,15 +181,8 @@ class Generator:
         """The picture, uint8 (height, width, 3), and the seconds that it took."""
         import torch
 
-        noise = latents(self.pipeline, self.seed)
         started = time.perf_counter()
-        image = self.pipeline(
-            prompt,
-            num_inference_steps=steps or self.steps,
-            guidance_scale=GUIDANCE,
-            latents=noise,
-            output_type="np",
-        ).images[0]
+        image = picture(self.pipeline, prompt, steps or self.steps, self.seed, "np")
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - started
@@ -221,18 +211,13 @@ def _both(
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Serve the page until interrupted. 2 where it cannot be served."""
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    try:
-        import gradio  # noqa: F401
-    except ImportError as error:
-        how = "use `python3 install.py demo --ui`, which installs it"
-        return _refuse(f"this needs {error.name or 'gradio'}: {how}")
+    """Serve the page until interrupted. Raises UsageError where it cannot be served."""
     try:
         port = free_port(args.port)
     except (OSError, OverflowError) as error:
         asked = args.port or f"{FIRST_PORT} to {LAST_PORT}"
-        return _refuse(f"port {asked} cannot be had: {getattr(error, 'strerror', None) or error}")
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"port {asked} cannot be had: {why}") from error
     page, options = page_of(args.device, args.out / FOLDER)
     page.launch(
         server_name=ADDRESS,
@@ -251,11 +236,6 @@ def serve(args: argparse.Namespace) -> int:
 
         session.cancel()
     return 0
-
-
-def _refuse(problem: str) -> int:
-    print(f"demo --ui: {problem}", file=sys.stderr)
-    return 2
 
 
 def free_port(asked: int | None) -> int:

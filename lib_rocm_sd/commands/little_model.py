@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 from pathlib import Path
 from typing import Any
 
+from lib_rocm_sd.checks import UsageError
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "tiny-sd"
 GUIDANCE = 3.0
+
+
+def check_installed(*packages: str, by: str = "demo") -> None:
+    """Raises UsageError where one of these cannot be imported. `by`: install.py's command."""
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            how = f"use `python3 install.py {by}`, which installs it"
+            raise UsageError(f"this needs {error.name or package}: {how} ({error})") from error
 
 
 def index_of(model: Path) -> dict[str, Any]:
@@ -63,3 +76,14 @@ def latents(pipeline: Any, seed: int) -> Any:
     shape = (1, pipeline.unet.config.in_channels, size, size)
     noise = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))
     return noise.to(pipeline.device, pipeline.dtype)
+
+
+def picture(pipeline: Any, prompt: str, steps: int, seed: int, output_type: str) -> Any:
+    """A picture from a prompt; a seed gives the same noise on every device, in any dtype."""
+    return pipeline(
+        prompt,
+        num_inference_steps=steps,
+        guidance_scale=GUIDANCE,
+        latents=latents(pipeline, seed),
+        output_type=output_type,
+    ).images[0]

@@ -16,7 +16,7 @@ from torch import nn
 
 from lib_rocm_sd import __version__
 from lib_rocm_sd.checks import UsageError
-from lib_rocm_sd.commands.little_model import GUIDANCE, MODEL, kind_problem, latents, load
+from lib_rocm_sd.commands.little_model import MODEL, check_installed, kind_problem, load, picture
 from lib_rocm_sd.commands.support import add_device, add_dtype, check_writable, device_of, dtype_of
 from lib_rocm_sd.lab import svg
 from lib_rocm_sd.lab.rows import say, write_json
@@ -86,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
     info = identify(device)
     watch = Watch(of_device(device, info))
     with _patched(pipeline, args):
-        _picture(pipeline, args, 1)
+        picture(pipeline, args.prompt, 1, 0, "pt")
         with watch.looking():
             recorded = _profiled(pipeline, args, device)
     rows, sensors = rows_of(recorded.events()), watch.summary()
@@ -108,12 +108,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises UsageError where this cannot be done."""
-    for module in ("diffusers", "transformers"):
-        try:
-            __import__(module)
-        except ImportError as error:
-            name = error.name or module
-            raise UsageError(f"this needs {name}, which is not installed") from error
+    check_installed("diffusers", "transformers")
     unfit = kind_problem(args.model)
     if unfit:
         raise UsageError(unfit)
@@ -152,20 +147,10 @@ def _profiled(pipeline: Any, args: argparse.Namespace, device: Any) -> Any:
     activities = [ProfilerActivity.CPU]
     activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
     with parts_named(pipeline), ranges(), profile(activities=activities) as recorded:
-        _picture(pipeline, args, args.steps)
+        picture(pipeline, args.prompt, args.steps, 0, "pt")
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return recorded
-
-
-def _picture(pipeline: Any, args: argparse.Namespace, steps: int) -> None:
-    pipeline(
-        args.prompt,
-        num_inference_steps=steps,
-        guidance_scale=GUIDANCE,
-        latents=latents(pipeline, 0),
-        output_type="pt",
-    )
 
 
 def _heading(machine: dict[str, Any]) -> str:

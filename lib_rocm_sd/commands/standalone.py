@@ -65,9 +65,8 @@ class Standalone:
 
     @cached_property
     def _coder(self) -> models.Coder:
-        with _diffusers():
-            small = self.device.type == "cpu"
-            return models.coder("decoder", self.device, half(self.device), small)
+        small = self.device.type == "cpu"
+        return models.coder("decoder", self.device, half(self.device), small)
 
     def unet(self) -> Denoiser:
         """Stable Diffusion 1.5's with random weights; a small one on a CPU."""
@@ -83,17 +82,14 @@ class Standalone:
 
     @cached_property
     def _unet(self) -> models.Unet:
-        with _diffusers():
-            name = "small" if self.device.type == "cpu" else "SD 1.5"
-            return models.unet(name, self.device, half(self.device))
+        name = "small" if self.device.type == "cpu" else "SD 1.5"
+        return models.unet(name, self.device, half(self.device))
 
     @cached_property
     def _pipeline(self) -> Any:
         if not (little_model.MODEL / "model_index.json").is_file():
             raise ValueError("the little model is missing")
-        with _diffusers():
-            pipeline = little_model.load(little_model.MODEL, half(self.device))
-            return pipeline.to(self.device)
+        return little_model.load(little_model.MODEL, half(self.device)).to(self.device)
 
     def image(self, wish: PictureWish) -> Picture:
         """By the little model of this repository."""
@@ -137,13 +133,3 @@ def _ours(unet: Any, device: torch.device) -> Iterator[None]:
         yield
     finally:
         taken.give_back()
-
-
-@contextmanager
-def _diffusers() -> Iterator[None]:
-    """Raises ValueError where a package is missing."""
-    try:
-        yield
-    except ImportError as error:
-        name = error.name or "diffusers"
-        raise ValueError(f"this needs {name}, which is not installed") from error

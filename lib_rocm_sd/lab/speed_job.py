@@ -358,6 +358,8 @@ def why(failure: BaseException, at: str) -> str:
     """The reason of a row that was not measured, in one line. `at`: where memory was short."""
     if isinstance(failure, (TooLongError, ValueError)) and str(failure).strip():
         return str(failure).strip().splitlines()[0]
+    if isinstance(failure, ImportError) and failure.name:
+        return f"this needs {failure.name}, which is not installed"
     return timing.why(failure, f"out of memory at {at}")
 
 

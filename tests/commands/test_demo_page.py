@@ -14,6 +14,8 @@ from types import ModuleType
 
 import pytest
 
+from lib_rocm_sd import __main__
+from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import demo
 from lib_rocm_sd.commands.little_model import ROOT
 
@@ -51,19 +53,18 @@ def test_a_free_port_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("port", [-1, 70000])
-def test_an_impossible_port_is_told(
-    port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "gradio", ModuleType("gradio"))
-    assert demo.serve(arguments(f"--port={port}", "--out", str(tmp_path))) == 2
-    assert f"port {port} cannot be had" in capsys.readouterr().err
+def test_an_impossible_port_is_told(port: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"port {port} cannot be had"):
+        demo.serve(arguments(f"--port={port}", "--out", str(tmp_path)))
 
 
 def test_without_gradio_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert demo.serve(arguments("--out", str(tmp_path))) == 2
+    for package in ("diffusers", "transformers", "PIL"):
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    assert __main__.main(["demo", "--ui", "--out", str(tmp_path)]) == 2
     assert "install.py demo --ui" in capsys.readouterr().err
 
 
