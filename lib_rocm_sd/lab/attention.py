@@ -36,6 +36,7 @@ from lib_rocm_sd.lab.rows import (
     is_wrong,
     say,
     spread,
+    tiles,
 )
 from lib_rocm_sd.lab.tables import Problems, named_cases
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
@@ -355,9 +356,6 @@ def _text(group: Sequence[Row]) -> TextTable:
 
     def extra(row: Row) -> str:
         return "" if row.extra_bytes is None else f"{row.extra_bytes / 2**20:.1f}"
-
-    def tiles(row: Row) -> str:
-        return " " + ",".join(f"{name}={int(value)}" for name, value in (row.config or {}).items())
 
     return TextTable(
         (field("variant", -20, "way"),),

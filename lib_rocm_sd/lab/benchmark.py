@@ -52,7 +52,6 @@ class Benchmark:
     line: Callable[[Row], str] | None = None
     is_wrong: Callable[[Result], bool] = lambda result: is_wrong(result.rows)
     draw: Callable[[Sequence[Row], str], str] | None = None
-    result: type[Result] = Result
 
 
 def run(
@@ -74,7 +73,7 @@ def run(
             return 2
     else:
         rows = bench.rows(args, setting)
-        result = bench.result(bench.columns, machine, args.json)
+        result = Result(bench.columns, machine, args.json)
         status = result.collect(rows, bench.line)
     print(bench.render(heading(result.machine), result.rows))
     wrong = bench.is_wrong(result)

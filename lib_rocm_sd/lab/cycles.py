@@ -218,7 +218,7 @@ def mix_of(instructions: Iterable[Instruction], wave_size: int) -> Mix:
             moved[work.kind] += work.bytes_per_lane * wave_size
             if work.kind is Kind.MATRIX:
                 matrix[_ENCODING.sub("", mnemonic)] += 1
-        slots += _vector_slots(works)
+        slots += max((work.slots for work in works if work.kind is Kind.VECTOR), default=0)
         pairs += len(works) > 1
     return Mix(
         dict(counts),
@@ -229,10 +229,6 @@ def mix_of(instructions: Iterable[Instruction], wave_size: int) -> Mix:
         moved[Kind.SCRATCH],
         dict(matrix),
     )
-
-
-def _vector_slots(works: list[Work]) -> int:
-    return max((work.slots for work in works if work.kind is Kind.VECTOR), default=0)
 
 
 class UnknownRateError(ValueError):

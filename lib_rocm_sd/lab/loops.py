@@ -217,14 +217,11 @@ class Ways:
         """Bytes."""
         return sum(self.mixes[block].global_bytes * passed[block] for block in passed)
 
-    def usual_passes(self) -> list[Mix]:
-        """What one pass of each loop executes, without the loops inside it: the cheapest way that
+    def usual_pass(self, index: int) -> Mix:
+        """What one pass of a loop executes, without the loops inside it: the cheapest way that
         reads or writes global memory, if any does. A product of matrices reads its next chunk
         there, which is a whole one. Raises NoWayError, UnknownInstructionError, UnknownRateError.
         """
-        return [self._usual_pass(index) for index in range(len(self.loops))]
-
-    def _usual_pass(self, index: int) -> Mix:
         try:
             passed = self.through(index, 1)
         except NoWayError:
@@ -314,10 +311,10 @@ def analysed(function: Function, arch: Arch) -> KernelWork:
     ways = Ways(function, arch)
     straight = ways.standing(straight_blocks(ways.blocks, ways.loops))
     works: list[LoopWork] = []
-    for index, (loop, usual) in enumerate(zip(ways.loops, ways.usual_passes(), strict=True)):
+    for index, loop in enumerate(ways.loops):
         skipped = _skipped(ways.blocks, loop.header, ways.all_blocks(index))
         mix, conditional = ways.standing(loop.blocks), ways.standing(loop.blocks & skipped)
-        cycles = cycles_of(mix, arch), cycles_of(usual, arch)
+        cycles = cycles_of(mix, arch), cycles_of(ways.usual_pass(index), arch)
         works.append(LoopWork(loop.depth, loop.parent, mix, conditional, *cycles))
     return KernelWork(straight, cycles_of(straight, arch), tuple(works), _hot(works))
 

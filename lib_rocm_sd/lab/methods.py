@@ -214,13 +214,17 @@ def exact(inputs: AttentionInputs) -> torch.Tensor:
     return SlicedAttention().run(Call(problem_of(wide), wide))
 
 
-def expected(inputs: AttentionInputs, problem: AttentionProblem) -> Exact:
-    """What outputs are compared with."""
+def expected(
+    inputs: AttentionInputs, problem: AttentionProblem, places: torch.Tensor | None = None
+) -> Exact:
+    """What outputs are compared with: of the queries at `places`, by default of all, or of some of
+    a large problem's.
+    """
     q, k, v, mask, scale = inputs
     p = problem
-    places = torch.arange(p.seq_q)
-    if p.flops > WHOLE_FLOPS["cuda" if q.is_cuda else "cpu"] and mask is None:
-        places = _drawn_places(p.seq_q)
+    if places is None:
+        large = p.flops > WHOLE_FLOPS["cuda" if q.is_cuda else "cpu"] and mask is None
+        places = _drawn_places(p.seq_q) if large else torch.arange(p.seq_q)
     places = places.to(q.device)
     part = q if places.numel() == p.seq_q else q[:, places]
     values = exact(AttentionInputs(part, k, v, mask, scale))

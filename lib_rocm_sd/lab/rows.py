@@ -144,17 +144,16 @@ class Result:
         self.path = Path(path) if path else None
         self.rows: list[Row] = []
 
-    def write(self, schema: int | None = None, **about: Any) -> None:
+    def write(self, **about: Any) -> None:
         """Write all rows at once. `about`: what the document says beside them. Raises OSError."""
         if self.path is None:
             return
         rows = [self.columns.as_json(row) for row in self.rows]
-        begin = {} if schema is None else {"schema": schema}
-        write_json(self.path, {**begin, "machine": self.machine, **about, "rows": rows})
+        write_json(self.path, {"machine": self.machine, **about, "rows": rows})
 
     def end(self, incomplete: str = "") -> None:
         """Write; `incomplete` says why there are not more rows."""
-        self.write(complete=not incomplete)
+        self.write(complete=not incomplete, incomplete=incomplete)
 
     def collect(self, rows: Iterable[Row], told: Callable[[Row], str] | None = None) -> int:
         """Keep rows as they come, in the file too, each told in a line. 130 when interrupted, else

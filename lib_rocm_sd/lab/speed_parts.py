@@ -24,7 +24,7 @@ import torch
 from lib_rocm_sd import functional
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.measure import input_sets
-from lib_rocm_sd.lab.methods import ALLOWANCE, METHODS, Exact, exact
+from lib_rocm_sd.lab.methods import ALLOWANCE, METHODS, Exact, expected
 from lib_rocm_sd.lab.rows import Row, spread
 from lib_rocm_sd.lab.speed_job import (
     FAILED,
@@ -127,10 +127,9 @@ def _prepared(problem: AttentionProblem, job: Job) -> _Case:
     slices = math.ceil(problem.flops / SLICE_FLOPS[kind])
     sets = input_sets(ATTENTION, problem, job.device)
     count = min(problem.seq_q, CHECKED_QUERIES)
-    places = torch.linspace(0, problem.seq_q - 1, count).round().long().to(job.device)
-    shape = (problem.batch, problem.seq_q, problem.heads * problem.head_dim)
-    right = exact(sets[0]._replace(q=sets[0].q[:, places]))
-    return _Case(problem, sets, Exact(right, places, shape), -(-problem.seq_q // slices))
+    places = torch.linspace(0, problem.seq_q - 1, count).round().long()
+    right = expected(sets[0], problem, places)
+    return _Case(problem, sets, right, -(-problem.seq_q // slices))
 
 
 def _attention_row(

@@ -30,16 +30,15 @@ from lib_rocm_sd.lab.rows import (
     say,
 )
 from lib_rocm_sd.lab.timing import FAILED, clean, why
-from lib_rocm_sd.lab.vae_ways import KEYS, WAYS, Reference, chosen, exact, measure, prepare
-from lib_rocm_sd.policy import LEVELS
+from lib_rocm_sd.lab.vae_ways import KEYS, WAYS, Reference, exact, measure, prepare
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 """Pixels a side; each way has its own end."""
 ENCODER_MOST, QUICK_MOST = 2048, 1024
 SMALL_SIZES = (64,)
 RUNS, QUICK_RUNS = 5, 3
-SCHEMA = 2
 COMPILE_LIMIT_S = 100.0
+"""No size is compiled after that time of torch.compile."""
 LARGEST = 1 << 16
 
 
@@ -48,15 +47,8 @@ def add_arguments(parser: argparse._ActionsContainer, other_ways: Sequence[str] 
     add = parser.add_argument
     ways = [*KEYS, *(key for key in other_ways if key not in KEYS)]
     add("--ways", nargs="+", choices=ways, metavar="WAY", help=f"only these: {', '.join(ways)}")
-    add("--level", nargs="+", choices=list(LEVELS), help="of our ways only these levels")
     add("--roles", nargs="+", choices=ROLES, help="only these")
     add("--sizes", nargs="+", type=int, metavar="PIXELS", help="a side, of all ways")
-    add(
-        "--compile-limit-s",
-        type=float,
-        default=COMPILE_LIMIT_S,
-        help="no size is compiled after that time of torch.compile (default %(default)s)",
-    )
 
 
 def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
@@ -67,21 +59,10 @@ def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
         if not 0 < size <= LARGEST or size % FACTOR:
             what = f"{size} is not a multiple of {FACTOR} between {FACTOR} and {LARGEST}"
             raise UsageError(f"--sizes: {what}")
-    if not args.compile_limit_s > 0:
-        raise UsageError(f"--compile-limit-s: {args.compile_limit_s} is not above 0")
-    ways = chosen(args.ways, args.level)
+    ways = [way for way in vae_ways.WAYS if not args.ways or way.key in args.ways]
     if not ways:
-        raise UsageError("no way is left: --level chooses among ours")
+        raise UsageError(f"--ways: bench vae has {', '.join(KEYS)}")
     return _measured(args, ways, setting)
-
-
-class VaeResult(Result):
-    """Rows by role and size. The file says that it is not complete until it is, and why."""
-
-    def end(self, incomplete: str = "") -> None:
-        """Write; `incomplete` says why there are not more rows."""
-        self.rows = ordered(self.rows)
-        self.write(SCHEMA, complete=not incomplete, incomplete=incomplete)
 
 
 def _measured(args: argparse.Namespace, ways: Sequence[Way], setting: Setting) -> Iterator[Row]:
@@ -101,12 +82,11 @@ def _measured(args: argparse.Namespace, ways: Sequence[Way], setting: Setting) -
         for way in ways:
             begin = time.monotonic()
             right = {size: references[size] for size in sizes(args, way, role)}
-            yield from _of_way(args, coder, way, right, setting.runs, progress, begin - compiling_s)
+            yield from _of_way(coder, way, right, setting.runs, progress, begin - compiling_s)
             compiling_s += (time.monotonic() - begin) * way.slow
 
 
 def _of_way(
-    args: argparse.Namespace,
     coder: Coder,
     way: Way,
     references: dict[int, Reference],
@@ -129,8 +109,8 @@ def _of_way(
             for size, reference in references.items():
                 progress.next(f"{coder.role}, {size}x{size}: {way.name}")
                 row = left.pop(size)
-                if way.slow and time.monotonic() - since > args.compile_limit_s:
-                    late = f"not compiled and timed within {args.compile_limit_s:.0f} s"
+                if way.slow and time.monotonic() - since > COMPILE_LIMIT_S:
+                    late = f"not compiled and timed within {COMPILE_LIMIT_S:.0f} s"
                     yield replace(row, reason=late)
                 else:
                     row = measure(coder, way, runner, size, fresh, runs, reference)
@@ -209,16 +189,12 @@ def _notes(row: Row) -> Iterator[str]:
     yield from [row.note] if row.note else []
 
 
-def ordered(rows: Sequence[Row]) -> list[Row]:
-    """By role and size; ways stay as they came."""
-    return sorted(rows, key=lambda row: (row.role, row.size))
-
-
 def render(heading: str, rows: Sequence[Row]) -> str:
-    """All rows, a table per role."""
+    """All rows, a table per role, by size; ways stay as they came."""
     lines = [f"{heading}; Stable Diffusion's VAE with random weights, batch 1"]
-    for role in dict.fromkeys(row.role for row in ordered(rows)):
-        lines += ["", role, *TEXT.lines([row for row in ordered(rows) if row.role == role])]
+    ordered = sorted(rows, key=lambda row: (row.role, row.size))
+    for role in dict.fromkeys(row.role for row in ordered):
+        lines += ["", role, *TEXT.lines([row for row in ordered if row.role == role])]
     return "\n".join(lines)
 
 
@@ -335,5 +311,4 @@ BENCHMARK = Benchmark(
     TEXT.line,
     _is_wrong,
     draw,
-    VaeResult,
 )

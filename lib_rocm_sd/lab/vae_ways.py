@@ -376,9 +376,3 @@ WAYS = (
 )
 """In the order in which they are measured. Compiling goes last: it may take long."""
 KEYS = tuple(way.key for way in WAYS)
-
-
-def chosen(keys: list[str] | None, levels: list[str] | None) -> list[Way]:
-    """The ways of `keys` (None: all), of ours only those of `levels` (None: all)."""
-    ways = [way for way in WAYS if keys is None or way.key in keys]
-    return [way for way in ways if not way.level or levels is None or way.level in levels]

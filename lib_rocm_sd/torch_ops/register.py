@@ -253,7 +253,8 @@ class _Recomputed(torch.autograd.Function):
         ]
         wanted = ctx.needs_input_grad[2:]
         if arguments[0].device.type == "meta":
-            return None, None, *_empty_of(arguments, wanted)
+            own = zip(arguments, wanted, strict=True)  # gradients without memory have none
+            return None, None, *(torch.empty_like(t) if want else None for t, want in own)
         with shielded(arguments[0].device):
             found = None
             if ctx.row.backward is not None:
@@ -262,14 +263,6 @@ class _Recomputed(torch.autograd.Function):
             if found is None:
                 found = gradients(ctx.row, arguments, wanted, grads)
             return None, None, *found, *[None] * (len(arguments) - len(found))
-
-
-def _empty_of(arguments: Sequence[Any], wanted: Sequence[bool]) -> list[torch.Tensor | None]:
-    """Gradients without memory. They have none themselves."""
-    return [
-        torch.empty_like(item) if want else None
-        for item, want in zip(arguments, wanted, strict=True)
-    ]
 
 
 def gradients(

@@ -16,8 +16,8 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.lab import models, vae, vae_ways
 from lib_rocm_sd.lab.models import Coder, Runner, Way
-from lib_rocm_sd.lab.rows import GOES_ON, Row, read
-from lib_rocm_sd.lab.vae_ways import KEYS, WAYS, Reference
+from lib_rocm_sd.lab.rows import GOES_ON, Result, Row, read
+from lib_rocm_sd.lab.vae_ways import WAYS, Reference
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae import policy
 from tests.clock import Clock
@@ -46,7 +46,7 @@ def test_the_whole_command(
     file, plot = tmp_path / "v.json", tmp_path / "v.svg"
     assert __main__.main([*TINY, "--json", str(file), "--plot", str(plot)]) == 0
     document = json.loads(file.read_text(encoding="utf-8"))
-    assert document["schema"] == vae.SCHEMA and document["complete"] is True
+    assert document["complete"] is True and document["incomplete"] == ""
     assert document["machine"]["dtype"] == "bfloat16" and document["machine"]["runs"] == 1
     rows = document["rows"]
     names = [way.name for way in WAYS]
@@ -96,8 +96,9 @@ def compiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float) -
 
     monkeypatch.setattr(vae, "time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(vae_ways, "WAYS", (Way("compiled", "slow", slow, slow=True, most=64),))
+    monkeypatch.setattr(vae, "COMPILE_LIMIT_S", 4.0)
     file = tmp_path / "v.json"
-    assert __main__.main([*TINY, "--compile-limit-s", "4", "--json", str(file)]) == 0
+    assert __main__.main([*TINY, "--json", str(file)]) == 0
     return [row["reason"] for row in rows_of(file)]
 
 
@@ -121,15 +122,6 @@ def test_without_a_compiler_nothing_is_compiled(
         vae.importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
     )
     assert vae.why_not_compiled(torch.device("cuda")) == ["triton is not installed"]
-
-
-def test_levels_and_ways_are_chosen() -> None:
-    assert [way.key for way in vae_ways.chosen(None, None)] == list(KEYS)
-    assert [way.key for way in vae_ways.chosen(["eager", "auto", "memory"], ["Memory"])] == [
-        "memory",
-        "eager",
-    ]
-    assert not vae_ways.chosen(["auto"], ["Memory"])
 
 
 def options(*words: str) -> Any:
@@ -157,8 +149,7 @@ def test_usual_sizes() -> None:
     [
         (["--sizes", "100"], "100 is not a multiple of 8"),
         (["--sizes", "0"], "0 is not a multiple of 8"),
-        (["--ways", "auto", "--level", "Memory"], "no way is left"),
-        (["--compile-limit-s", "nan"], "nan is not above 0"),
+        (["--ways", "compiled-ours"], "--ways: bench vae has auto, "),
         (["--json", "/nowhere/at/all.json"], "there is no folder"),
         (["--from", "/nowhere.json"], "--from /nowhere.json"),
         (["--runs", "0"], "--runs must be at least 1"),
@@ -192,7 +183,7 @@ def test_what_was_measured_before_an_interrupt_is_kept(
 
 def test_a_result_says_that_it_is_not_complete_until_it_is(tmp_path: Path) -> None:
     file = tmp_path / "v.json"
-    document = vae.VaeResult(vae.COLUMNS, {"device": "none"}, file)
+    document = Result(vae.COLUMNS, {"device": "none"}, file)
     document.rows.append(Row(size=512, way="eager", median=3.0))
     document.end(GOES_ON)
     partial = json.loads(file.read_text(encoding="utf-8"))
@@ -208,7 +199,7 @@ def test_a_result_says_that_it_is_not_complete_until_it_is(tmp_path: Path) -> No
 def test_a_result_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"device": "a card", "gfx": "gfx0", "torch": "2", "runs": 5, "timing": "events"}
     file, plot = tmp_path / "v.json", tmp_path / "v.svg"
-    document = vae.VaeResult(vae.COLUMNS, machine, file)
+    document = Result(vae.COLUMNS, machine, file)
     document.rows.append(Row(size=512, way="eager", runs=5, median=3.0, peak_mib=100.0, error=1e-3))
     document.end()
     assert __main__.main(["bench", "vae", "--from", str(file), "--plot", str(plot)]) == 0
