@@ -59,6 +59,10 @@ AHEAD_BYTES = 512 << 20
 """No class is begun to be noted while more waits for a child. While pictures are made a child has
 the card for a few seconds at a time, and noting, which takes longer, is to fill the time between.
 """
+PLENTY_BYTES = 6 << 30
+"""With so much free a child stays while somebody needs the card: it holds some 500 MiB idle, and
+to start another took half of each turn.
+"""
 _LAST_WORDS = re.compile(rf"{verdicts.FAULT_WORDS}|segmentation|exception|abort", re.I)
 _WINDOWS_EXCEPTION = 0xC0000000
 _OUT_OF_MEMORY_KILLER = "ended from outside (SIGKILL), maybe because memory was short"
@@ -213,7 +217,8 @@ class Conductor:
     """Runs the trials on one card. One thread at a time may call `run`.
 
     `busy()`: the card is needed now, so no class is begun. `turn()`: see `Turns`. `stop()`: nobody
-    waits any more. `spawn` starts a child; for tests.
+    waits any more. `free()`: bytes of device memory that nobody uses. `spawn` starts a child; for
+    tests.
     """
 
     def __init__(
@@ -222,13 +227,14 @@ class Conductor:
         busy: Callable[[], bool] = bool,
         stop: Callable[[], bool] = bool,
         turn: Turn | None = None,
+        free: Callable[[], int] = int,
         spawn: Callable[[], Link] = Link,
         class_limit_s: float = CLASS_LIMIT_S,
         start_limit_s: float = START_LIMIT_S,
     ) -> None:
         self.place = place
         self._turns = Turns(busy, turn)
-        self._stop, self._spawn = stop, spawn
+        self._stop, self._free, self._spawn = stop, free, spawn
         self._class_limit_s, self._start_limit_s = class_limit_s, start_limit_s
         self._children: dict[bool, Link] = {}
         """By whether they have torch."""
@@ -294,12 +300,13 @@ class Conductor:
                 children.popitem()[1].end()
 
     def _make_way(self, with_torch: bool) -> None:
-        """Somebody needs the card: children, which hold memory of it, end. One that has not opened
-        it yet takes the place of the one that is needed next.
+        """Somebody needs the card: children, which hold memory of it, end unless there is plenty.
+        One that has not opened it yet waits to take the place of the one that is needed next.
         """
-        while self._children:
-            self._children.popitem()[1].end()
-        if with_torch not in self._spares:
+        if self._children and self._free() < PLENTY_BYTES:
+            while self._children:
+                self._children.popitem()[1].end()
+        if with_torch not in self._children and with_torch not in self._spares:
             with suppress(OSError):  # which `_opened` says
                 self._spares[with_torch] = self._spawned(with_torch)
 

@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from lib_rocm_sd import device as devices
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.engine import memory
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.gating import Asked, Refusal
 from lib_rocm_sd.engine.selftest import describe
@@ -363,7 +365,12 @@ class Gate:
             done.add(subject.identity)
             self._done(place, subject, verdict)
 
-        how = {"busy": self._busy, "turn": self._turn, "stop": lambda: self._group.ended}
+        how = {
+            "busy": self._busy,
+            "turn": self._turn,
+            "stop": lambda: self._group.ended,
+            "free": partial(_free_bytes, place),
+        }
         with self._lock:
             if place not in self._conductors:
                 self._conductors[place] = self._conductor(place, **how)
@@ -443,6 +450,14 @@ class Gate:
     def _tell(self, line: str) -> None:
         with suppress(OSError, ValueError):  # no console, or one that is closed
             self._say(line)
+
+
+def _free_bytes(place: Place) -> int:
+    """Of its device memory, that no tensor is in."""
+    if not torch.cuda.is_available():
+        return 0
+    with memory.recording:
+        return memory.free_bytes(torch.device("cuda", place.index))
 
 
 def put_before(engine: Engine, say: Say) -> Gate:

@@ -315,6 +315,31 @@ def test_while_the_card_is_needed_classes_are_noted_and_a_child_waits_to_open_it
     assert len(ended) == 1
 
 
+@pytest.mark.parametrize(("free", "spawned"), [(conductor.PLENTY_BYTES, 1), (1 << 30, 2)])
+def test_where_memory_is_plenty_a_child_stays_while_the_card_is_needed(
+    place: Place, free: int, spawned: int
+) -> None:
+    heads: list[dict[str, Any]] = []
+    ended: list[Answering] = []
+    needed = [False, True]
+    spawns: list[Any] = []
+
+    def spawn() -> Any:
+        spawns.append(Answering(heads, ended))
+        return spawns[-1]
+
+    def busy() -> bool:
+        begun = sum(head["kind"] == "class" for head in heads)
+        return begun == 1 and bool(needed and needed.pop())
+
+    made = Conductor(place, busy=busy, free=lambda: free, spawn=spawn)
+    found = made.run([scaling.subject(2.0), scaling.subject(3.0)])
+    assert [verdict.outcome for _, verdict in found] == [PASSED] * 2
+    assert not needed
+    assert len(spawns) == spawned
+    assert len(ended) == spawned
+
+
 def test_no_more_classes_are_noted_than_memory_is_there_for(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
