@@ -91,12 +91,13 @@ class Readiness:
         if info.arch is None or info.reasons:
             return
         specs: dict[KernelSpec, None] = {}
+        every = self.session.measures and not self.session.later()
         for op, problem in work:
             able = [variant for variant in op.able(info.arch, problem) if variant.ours]
-            for variant in able if self.session.measures else able[:1]:
+            for variant in able if every else able[:1]:
                 for each in (problem, *op.test_problems(problem)):
                     configs = variant.configs(info.arch, each)
-                    for config in configs if self.session.measures else configs[:1]:
+                    for config in configs if every else configs[:1]:
                         specs.update(dict.fromkeys(variant.specs(info.arch, each, config)))
         try:
             launcher: Any = default_launcher(self.device, info.arch)

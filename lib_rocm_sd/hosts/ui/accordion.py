@@ -42,7 +42,8 @@ TOOLTIPS = {
     ),
     "level": (
         "Auto: picks what should be fastest, within half of the free memory. "
-        "Performance: measures what is fastest on your card, once for each new size. "
+        "Performance: measures what is fastest on your card, once for each new size, between "
+        "pictures. "
         "Memory: uses as little memory as possible."
     ),
     "vae": (

@@ -207,6 +207,12 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def unmeasured(number: int, when: str) -> str:
+    """How many sizes Performance has still to measure, and when."""
+    verb = "is" if number == 1 else "are"
+    return f"Performance: {counted(number, 'size')} {verb} still to be measured, {when}."
+
+
 def shortened(texts: Sequence[str], most: int = REASONS_SHOWN) -> tuple[str, ...]:
     """The first few of them, and how many more there are."""
     more = len(texts) - most

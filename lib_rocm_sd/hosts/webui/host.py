@@ -193,6 +193,11 @@ def between_generations() -> AbstractContextManager[Any]:
     return nullcontext() if lock is None else lock
 
 
+def takes_turns() -> bool:
+    """Whether there is a moment between two generations."""
+    return attribute("modules.call_queue", "queue_lock") is not None
+
+
 @contextmanager
 def unless_busy() -> Iterator[bool]:
     """True, and no generation begins, where none was running."""

@@ -95,6 +95,8 @@ class RocmSdScript:
         optimizer = attention_seam()
         if optimizer is not None:
             optimizer.step_aside(not settings.current().attention)
+        if _asked(p, args).enable:
+            session.measure()
 
 
 def _prepare(*values: Any) -> None:

@@ -1,11 +1,14 @@
 """The engine's session of this WebUI: its level, its headroom, its progress and its Interrupt.
 
 The WebUI makes one generation at a time. Sessions are kept, so that a level chosen again finds its
-plans again; a live preview's thread reads the one that holds.
+plans again; a live preview's thread reads the one that holds. What Performance has to measure is
+measured between two of them.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 from lib_rocm_sd import policy
@@ -17,8 +20,12 @@ from lib_rocm_sd.hosts.webui import host
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.report import report
 
+PAUSE_S = 0.05
+"""In which a picture that waits begins: the WebUI's lock is not always given in order."""
+
 _made: dict[tuple[str, int], Session] = {}
 _chosen: list[tuple[str, int]] = [(policy.AUTO.name, 0)]
+_measuring = threading.Lock()
 
 
 def current() -> Session:
@@ -37,8 +44,41 @@ def of(level: str, headroom_bytes: int) -> Session:
     """The session of a level, always the same one."""
     key = (level, headroom_bytes)
     if key not in _made:
-        _made[key] = Session(policy.by_name(level), headroom_bytes, report, _progress, _interrupted)
+        more = (_progress, interrupted, host.takes_turns)
+        _made[key] = Session(policy.by_name(level), headroom_bytes, report, *more)
     return _made[key]
+
+
+def measure() -> None:
+    """Begin, in another thread, to measure what waits for that, one by one while no picture is
+    made. A picture that begins meanwhile waits for one of them at most.
+    """
+    if engine.unmeasured and current().measures and not _measuring.locked():
+        threading.Thread(target=_measure, name="rocm_sd measuring", daemon=True).start()
+
+
+def _measure() -> None:
+    with _measuring:
+        try:
+            while engine.unmeasured and _measured_one():
+                time.sleep(PAUSE_S)
+        except Exception as error:
+            host.say_once(f"measuring ended: {trouble.once(error)}")
+
+
+def _measured_one() -> bool:
+    """False where another level holds by now, or the user has pressed Interrupt: it goes on when
+    the next picture ends.
+    """
+    with host.between_generations():
+        still = interrupted()  # the last picture was
+
+        def stop() -> bool:
+            return not still and interrupted()
+
+        if current().measures:
+            engine.measure_next(interrupt=stop)
+        return current().measures and not stop()
 
 
 def refusals(op: Op[Any, Any], what: str) -> list[str]:
@@ -62,7 +102,7 @@ def _progress(message: str) -> None:
         state.textinfo = f"{host.NAME}: {message}"
 
 
-def _interrupted() -> bool:
+def interrupted() -> bool:
     """True once the user pressed Interrupt or Skip."""
     state = host.attribute("modules.shared", "state")
     return any(bool(getattr(state, name, False)) for name in ("interrupted", "skipped"))

@@ -87,7 +87,8 @@ class WebUI:
         state: Any = host.attribute("modules.shared", "state")
         try:
             _call(state, "begin", job=JOB)
-            yield
+            with engine.measuring_at_once(a1111_session.interrupted):
+                yield
         finally:
             try:
                 unet_host.session.end()

@@ -13,6 +13,7 @@ from lib_rocm_sd.hosts.ui.options import VAE_MODES, Options
 from lib_rocm_sd.hosts.ui.status import COMPILING, TRYING, Failure, Status, StatusRow
 from lib_rocm_sd.hosts.webui import attention, host, settings, several, trials, unet, vae
 from lib_rocm_sd.hosts.webui.seams import optimizer
+from lib_rocm_sd.policy import PERFORMANCE
 from lib_rocm_sd.runtime import background
 
 SPEED_TAB = "Speed test"
@@ -48,6 +49,8 @@ def _look(options: Options) -> Status:
         return Status(told, lines, _without_us(info))
     work, progress = _at_work()
     said = sentences() if options.enable else "Pictures are exactly as without this extension."
+    if options.enable and options.level == PERFORMANCE.name and engine.unmeasured:
+        said += f"\n{page.unmeasured(engine.unmeasured, 'between pictures')}"
     return Status(
         _headline(options, info, work, progress),
         () if compiling.running else tuple(said.splitlines()),

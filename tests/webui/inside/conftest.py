@@ -64,6 +64,14 @@ def join(name: str) -> None:
             thread.join(30)
 
 
+def end_measuring() -> None:
+    """What waits to be measured between pictures waits no more."""
+    engine = sys.modules.get("lib_rocm_sd.engine.engine")
+    if engine is not None:
+        engine.engine._measurer.waiting.clear()
+    join("rocm_sd measuring")
+
+
 def forget() -> None:
     """Drop the double and this extension from the process."""
     tables = kept()
@@ -422,6 +430,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         serve: bool = False,
     ) -> WebUI:
         join("rocm_sd settling")
+        end_measuring()
         clear()
         data = tmp_path / f"webui-{len(started)}"
         folder = data / "extensions" / EXTENSION
@@ -445,5 +454,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     yield begin
     join("rocm_sd compiling")
     join("rocm_sd settling")
+    end_measuring()
     clear()
     settle()
