@@ -8,12 +8,9 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +18,17 @@ import pytest
 
 from tests import ledger, sweeps
 from tests.clock import Clock
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+from tests.workers import Workers, own_cache, remove_own_cache
 
 gc.set_threshold(100_000, 50, 100)  # what is collected stays, and took a quarter longer to collect
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
+# Who asks for a GPU while tests are collected does not start CUDA, which no forked process can use.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN_CACHE = Path(tempfile.mkdtemp(prefix="rocm_sd_tests_"))
-"""The user's cache folder, for this process and those that it starts; a test may name another. Set
-here, since collecting already looks for compilers and keeps what they say.
-"""
 os.environ.pop("ROCM_SD_CACHE_DIR", None)
 os.environ["ROCM_SD_SPOT_CHECK"] = "0"  # what is ours shall be ours in each call; some tests set it
-os.environ.update(XDG_CACHE_HOME=str(OWN_CACHE), LOCALAPPDATA=str(OWN_CACHE))
+own_cache()  # here, since collecting already looks for compilers and keeps what they say
 
 LONGEST = (
     *("test_webui_a1111", "test_webui_a1111_unet", "test_webui_forge", "test_unet_ahead"),
@@ -71,6 +62,7 @@ TOGETHER = "tests/browser/"
 def pytest_addoption(parser: pytest.Parser) -> None:
     ledger.add_options(parser)
     parser.addoption("--schedules", type=int, help="draw so many orders of waves for each case")
+    parser.addoption("--workers", type=int, default=0, help="run in so many processes")
 
 
 class Root:
@@ -88,28 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(chooser, "ledger")
     os.environ[sweeps.VARIABLE] = "1" if chooser.thinned else ""
     config.pluginmanager.register(Root(), "root")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Where torch has no bytecode yet, the worker that comes first compiles it and the tests for
-    all. Else each of them would, at the same time.
-    """
-    run = getattr(session.config, "workerinput", {}).get("testrunuid")
-    torch = find_spec("torch")
-    if run is None or torch is None or not torch.origin or sys.dont_write_bytecode or fcntl is None:
-        return (yield)
-    if Path(cache_from_source(torch.origin)).exists():
-        return (yield)
-    with Path(tempfile.gettempdir(), f"rocm_sd_tests_{run}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            fcntl.flock(lock, fcntl.LOCK_UN)
-        result = yield
-        Path(lock.name).unlink(missing_ok=True)
-        return result
+    if (count := config.getoption("workers")) and hasattr(os, "fork"):
+        config.pluginmanager.register(Workers(count, group_of), "workers")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -123,19 +95,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests by the file, those of `APART` one by one, `TOGETHER` as if it were one file."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFileOrTest(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            if file.startswith(TOGETHER):
-                return TOGETHER
-            return nodeid if Path(file).stem in APART else file
-
-    return ByFileOrTest(config, log) if config.getvalue("dist") == "loadfile" else None
+def group_of(item: pytest.Item) -> str:
+    """What one worker has: a file's tests, each of `APART` by itself, `TOGETHER` as one file."""
+    file = item.nodeid.partition("::")[0]
+    if file.startswith(TOGETHER):
+        return TOGETHER
+    return item.nodeid if Path(file).stem in APART else file
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -175,7 +140,7 @@ def pytest_unconfigure() -> None:
     it ends, pytest collects twice.
     """
     atexit.register(gc.unfreeze)
-    shutil.rmtree(OWN_CACHE, ignore_errors=True)
+    remove_own_cache()
 
 
 @pytest.fixture

@@ -83,12 +83,11 @@ def shortcomings(found: dict[str, int], floors: dict[str, int]) -> list[str]:
 
 
 class Ledger:
-    """Of one process: the only one, the controller of workers, or a worker."""
+    """Of one process: the only one, the parent of workers, or a worker."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.given: dict[str, Any] = getattr(config, "workerinput", {}).get("ledger", {})
-        self.worker = bool(self.given)
+        self.worker = False
         self.everything = bool(config.getoption("all"))
         self.records = self.everything or bool(config.getoption("record"))
         self.named = bool(config.option.keyword) or any(
@@ -104,20 +103,15 @@ class Ledger:
         self.known = executed.read()
         self.codes = executed.read_codes()
         self.used: set[Code] = set()
-        self.day: int = self.given["day"] if self.worker else date.today().toordinal()
-        self.done: frozenset[Entry] = frozenset(map(Entry._make, self._found_done()))
-        self.sources = executed.sources() if self.records and not self.worker else ""
+        self.day = date.today().toordinal()
+        self.done = frozenset(map(Entry._make, _lines(UNFINISHED) if self.everything else ()))
+        self.sources = executed.sources() if self.records else ""
         self.collected: set[Entry] = set()
         self.right: set[Entry] = set()
         self.wrong: set[Entry] = set()
         self.machine: Counter[str] = Counter()
         self.why_not = ""
         self.edited = False
-
-    def _found_done(self) -> Iterable[Any]:
-        if self.worker:
-            return self.given["done"]
-        return _lines(UNFINISHED) if self.everything else ()
 
     # -- choosing
 
@@ -147,13 +141,6 @@ class Ledger:
         from tests.noted import Codes
 
         return Codes(self.codes)
-
-    # -- between the controller and its workers
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        done = [tuple(entry) for entry in self.done]
-        node.workerinput["ledger"] = {"day": self.day, "done": done}
 
     # -- the results
 
