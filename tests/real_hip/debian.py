@@ -1,0 +1,31 @@
+"""AMD's own libraries as `python -m tools.debian_hip` has them here."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tools import debian_hip
+
+FILES = {"comgr": "libamd_comgr.so.2", "hiprtc": "libamdhip64.so.5"}
+"""In what Debian has each compiler: hiprtc's functions are in HIP's library."""
+
+
+def under(release: str, folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Where this release's libraries lie, under whose C library our children run from now on, by a
+    program in `folder`; skips the test where they are not there.
+    """
+    try:
+        found = debian_hip.libraries(release)
+        patch.setattr(sys, "executable", str(_python(release, folder)))
+    except debian_hip.MissingError as error:
+        pytest.skip(str(error))
+    return found
+
+
+@cache
+def _python(release: str, folder: Path) -> Path:
+    return debian_hip.python(release, folder / f"python-{release}")
