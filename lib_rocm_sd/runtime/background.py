@@ -79,7 +79,8 @@ class Background:
     def start(
         self, arch: Arch, specs: Mapping[KernelSpec, str], say: Say = print, told: Told = _nothing
     ) -> BackgroundState:
-        """Compile those of `specs` that are not cached, in order; beside each its part's name.
+        """Compile those of `specs` that are not cached, in order; beside each its part's name. What
+        waits from an earlier `start` has the order, and the parts, of this one.
 
         What was tried before is not tried again until `forget`. `say` gets lines for the console,
         `told`, which must not raise, each part that is ready or was given up, in a thread of this.
@@ -93,6 +94,7 @@ class Background:
                 for spec, part in specs.items()
                 if (spec, arch.gfx) not in self._tried and not build.is_cached(spec, arch)
             ]
+            self._order(arch, specs)
             if missing:
                 self._add(missing)
             return self._state
@@ -140,6 +142,21 @@ class Background:
         while self._state.running and time.monotonic() < end:
             time.sleep(0.01)
         return not self._state.running
+
+    def _order(self, arch: Arch, specs: Mapping[KernelSpec, str]) -> None:
+        """Of what waits. The lock is held."""
+        waiting = {(job.arch.gfx, job.spec): job for job in self._jobs}
+        jobs = [
+            replace(job, part=part)
+            for spec, part in specs.items()
+            if (job := waiting.pop((arch.gfx, spec), None)) is not None
+        ]
+        jobs += waiting.values()
+        for job in self._jobs:
+            self._left[job.part] -= 1
+        for job in jobs:
+            self._left[job.part] = self._left.get(job.part, 0) + 1
+        self._jobs = deque(jobs)
 
     def _add(self, jobs: list[_Job]) -> None:
         if not self._threads:

@@ -124,6 +124,11 @@ class Gate:
         self._digests: dict[tuple[KernelSpec, str], str] = {}
         self._subjects = Subjects()
         self._queue: list[Wanted] = []
+        self._batch: list[Wanted] = []
+        """What a conductor has of it; the first is in work."""
+        self._recalled = False
+        """The conductor is to give back what it has not begun."""
+        self._ranks: dict[Identity, int] = {}
         self._launched: set[tuple[Place, Identity, str]] = set()
         self._state = GateState()
         self._begun_s = 0.0
@@ -179,8 +184,18 @@ class Gate:
             self._show(halted=halt(place))
             for subject in listed:
                 self._answer(place, subject)
+            self._recall()
         keys = [(place, subject.identity) for subject in listed]
         return lambda: sum(self._known[key].waits for key in keys if key in self._known)
+
+    def order(self, classes: Iterable[Subject]) -> None:
+        """From now on have these tried before others that wait, in this order."""
+        ranks: dict[Identity, int] = {}
+        for subject in classes:
+            ranks.setdefault(subject.identity, len(ranks))
+        with self._lock:
+            self._ranks = ranks
+            self._recall()
 
     def serves(self, device: torch.device) -> bool:
         """Whether what was expected on `device` is tried; not where no driver launches it."""
@@ -312,6 +327,17 @@ class Gate:
         else:
             self._works, self._thread = True, thread
 
+    def _in_order(self, waiting: list[Wanted]) -> list[Wanted]:
+        """First what the user has asked for. The lock is held."""
+        last = len(self._ranks)
+        return sorted(waiting, key=lambda w: (not w[2], self._ranks.get(w[1].identity, last)))
+
+    def _recall(self) -> None:
+        """Have the order looked at where it is another now. The lock is held."""
+        waiting = [*self._batch[1:], *self._queue]
+        if self._batch and self._in_order(waiting) != waiting:
+            self._recalled = True
+
     def _work(self) -> None:
         self._group.join()
         try:
@@ -363,12 +389,17 @@ class Gate:
 
         def told(subject: Subject, verdict: Verdict) -> None:
             done.add(subject.identity)
+            with self._lock:
+                self._batch = [each for each in self._batch if each[1].identity not in done]
             self._done(place, subject, verdict)
+
+        def stop() -> bool:
+            return self._group.ended or self._recalled
 
         how = {
             "busy": self._busy,
             "turn": self._turn,
-            "stop": lambda: self._group.ended,
+            "stop": stop,
             "free": partial(_free_bytes, place),
         }
         with self._lock:
@@ -379,21 +410,27 @@ class Gate:
                 subjects,
                 force=force,
                 told=told,
-                keep=lambda: self._waiting > 0 or bool(self._queue),
+                keep=lambda: self._waiting > 0 or bool(self._queue) or self._recalled,
             )
         except Exception as error:  # of the host too, which is asked there
             self._tell(f"the trials ended: {describe(error)}")
-        for subject in subjects:
-            if subject.identity not in done:
-                self._done(place, subject, None)
+        with self._lock:
+            left, self._batch = self._batch, []
+            if self._recalled:
+                self._queue, left = left + self._queue, []
+                self._recalled = False
+        for _, subject, _ in left:
+            self._done(place, subject, None)
 
     def _next(self) -> list[Wanted]:
         """What goes to one conductor; nothing where all is tried."""
         with self._lock:
             if self._queue and not self._group.ended:
-                place, first, force = self._queue[0]
-                batch = [item for item in self._queue if (item[0], item[2]) == (place, force)]
-                self._queue = [item for item in self._queue if item not in batch]
+                queue = self._in_order(self._queue)
+                place, first, force = queue[0]
+                batch = [item for item in queue if (item[0], item[2]) == (place, force)]
+                self._queue = [item for item in queue if item not in batch]
+                self._batch = list(batch)
                 self._show(subject=str(first))
                 return batch
             if not self._group.ended:

@@ -22,7 +22,7 @@ from lib_rocm_sd.runtime import background as module
 from lib_rocm_sd.runtime import build, process
 from lib_rocm_sd.runtime.background import Background, BackgroundState
 from tests.runtime.processes import LONG_S, noted, sleeper, wait_until_gone
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 ARCH = by_gfx("gfx1100")
 PARTS = {
@@ -92,6 +92,23 @@ def test_compiles_in_order_and_tells_of_each_part(compiler: Compiler, folder: Pa
         "compiling 7 kernels for gfx1100 in the background",
         "all 7 kernels are compiled",
     ]
+
+
+def test_another_order_holds_for_what_waits(compiler: Compiler, folder: Path) -> None:
+    """The kernel that is in work stays of its part; the others belong to whom they are given."""
+    work, told = Background(), list[str]()
+    compiler.go.clear()
+    start(work, told.append)
+    assert wait_until(lambda: len(work._jobs) == 6)
+    assert ARCH is not None
+    specs = list(PARTS)
+    other = dict.fromkeys(reversed(specs[1:]), "vae") | {specs[0]: "attention"}
+    work.start(ARCH, other, told=told.append)
+    assert (work.state().total, work._left) == (7, {"attention": 1, "vae": 6})
+    compiler.go.set()
+    assert work.wait(WAIT_S)
+    assert compiler.built == [spec.entry for spec in [specs[0], *reversed(specs[1:])]]
+    assert told == ["attention", "vae"]
 
 
 def test_what_cannot_be_kept_is_said_once(

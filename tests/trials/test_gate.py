@@ -22,6 +22,7 @@ from tests.ops.toy_op import CPU
 from tests.trials import scaling
 from tests.trials.scaling import SCALING, Inputs
 from tests.trials.world import World, X, again, key_of
+from tests.waiting import wait_until
 
 
 def test_ours_is_used_once_a_child_has_found_it_right(world: World) -> None:
@@ -133,6 +134,37 @@ def test_what_is_expected_is_tried_before_it_is_asked_for(world: World) -> None:
     assert left() == 0
     assert (world.run(2.0), world.run(3.0)) == ("rocm_sd", "rocm_sd")
     assert world.children <= 2
+
+
+def test_another_order_holds_for_what_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when another checkpoint is chosen: also for what a conductor has taken already, and for
+    what is expected later.
+    """
+    tried: list[float] = []
+
+    def told(subject: Subject, verdict: verdicts.Verdict) -> bool:
+        tried.append(subject.problem.factor)
+        return True
+
+    known = world.gate._done
+    monkeypatch.setattr(world.gate, "_done", lambda place, s, v: told(s, v) and known(place, s, v))
+
+    def expect(*factors: float) -> None:
+        world.gate.expect(CPU, world.launch, lambda arch: map(scaling.subject, factors))
+
+    world.busy = True
+    expect(2.0, 3.0, 4.0, 5.0)
+    assert wait_until(lambda: len(world.gate._batch) == 4)
+    world.gate.order(map(scaling.subject, (2.0, 3.0)))
+    assert not world.gate._recalled
+    world.gate.order(map(scaling.subject, (6.0, 5.0, 3.0)))
+    expect(6.0)
+    assert (world.gate.state().done, world.gate.state().total) == (0, 5)
+    world.busy = False
+    world.settled()
+    assert tried == [6.0, 5.0, 3.0, 2.0, 4.0]
+    assert (world.gate.state().done, world.gate.state().refused) == (5, ())
+    assert world.children == 1, "who makes the next batch has the same child"
 
 
 def test_a_halt_is_told_before_anything_is_asked_for(

@@ -18,8 +18,8 @@ BEING_TRIED = "being tried"
 
 
 def begin(settle: Callable[[], None]) -> None:
-    """Start compiling what is missing, and trying what was not tried; returns at once, and does
-    nothing where that runs already.
+    """Start compiling what is missing, and trying what was not tried; returns at once. Where that
+    runs already, what the checkpoint that is loaded now needs is compiled first from now on.
 
     `settle` is called, in another thread, when attention's kernels were all compiled, and when
     trials have decided something. It must not raise. Cards that are there for development only

@@ -38,6 +38,7 @@ def register() -> type:
             host.add_callback("list_optimizers", list_optimizer)
         host.add_callback("before_ui", begin)
         host.add_callback("script_unloaded", unload)
+        host.add_callback("model_loaded", model_loaded)
         host.add_callback("model_loaded", vae.session.model_loaded)
         host.add_callback("model_loaded", unet.session.model_loaded)
         host.add_callback("model_loaded", several.model_loaded)
@@ -64,6 +65,15 @@ def begin() -> None:
     ours = optimizer()
     if ours is not None:
         ours.begin()
+
+
+def model_loaded(model: Any) -> None:
+    """Callback: the WebUI has another model. It does not say so of one that it has kept, so each
+    generation looks, too.
+    """
+    ours = optimizer()
+    if ours is not None:
+        ours.order()
 
 
 def app_started(demo: Any, app: Any) -> None:

@@ -72,6 +72,9 @@ class RocmSdScript:
         for message in options.parse(*args)[1]:
             host.say(message)
         report.begin()
+        optimizer = attention_seam()
+        if optimizer is not None:
+            optimizer.order()
         attention.calls.clear()
         vae.begin()
         unet.begin(*_turn_and_steps(p))

@@ -12,12 +12,12 @@ import torch
 
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.webui import attention, background, host, session
+from lib_rocm_sd.hosts.webui import attention, background, host, session, trials
 from lib_rocm_sd.hosts.webui.attention import Bindings, Function, Method, given, of_functions
 from lib_rocm_sd.lab.speed_job import Attention
 from lib_rocm_sd.modules import patches
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.shipped import ATTENTION_PART
+from lib_rocm_sd.shipped import AT_START, ATTENTION_PART
 
 PRIORITY = 110
 """Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is
@@ -33,6 +33,8 @@ class Seam(ABC):
     def __init__(self) -> None:
         self.aside = False
         self.waits = False
+        self._order_for = ""
+        """Of the checkpoint for which the kernels are in order."""
         self.stands_aside = True
         """Read by what we put in the WebUI's place, at each call."""
         self._lock = threading.RLock()  # the WebUI applies in the thread that loads the model, too
@@ -60,6 +62,17 @@ class Seam(ABC):
         if not self._compile() and not self.waits:
             self._when_ready()
 
+    def order(self) -> None:
+        """Have compiled and tried first what the checkpoint needs that is loaded now."""
+        kind, before = host.checkpoint_kind(), self._order_for
+        self._order_for = kind
+        if kind != before and background.at_work(*AT_START):
+            try:
+                background.begin(self._when_ready)
+                trials.order()
+            except Exception as error:
+                host.say_once(f"kernels are not put in another order: {trouble.once(error)}")
+
     def settle(self) -> None:
         """The kernels are compiled and tried, or will never be: take over, or leave. Waits for its
         turn; nothing where more is to be waited for.
@@ -83,6 +96,7 @@ class Seam(ABC):
 
     def _compile(self) -> list[str]:
         """Start what is missing and note whether there is anything to wait for."""
+        self._order_for = host.checkpoint_kind()
         try:
             background.begin(self._when_ready)
         except Exception as error:

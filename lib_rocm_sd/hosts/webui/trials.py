@@ -19,7 +19,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui.status import counted
 from lib_rocm_sd.hosts.webui import host, settings
-from lib_rocm_sd.shipped import AT_START
+from lib_rocm_sd.shipped import AT_START, in_order
 from lib_rocm_sd.trials import place, stamp, zluda
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import Gate, GateState
@@ -33,6 +33,8 @@ RISK = (
 )
 TRAINING = "training"
 """Beside the parts of AT_START."""
+ORDER = "order"
+"""No part: what waits is put in another order."""
 AT_WORK = "Kernels are already being tried."
 NOTHING = "None of our kernels is blocked on this card."
 
@@ -86,6 +88,12 @@ class Trials:
                 return
             self._expected[part] = None
             self._begin(part)
+
+    def order(self) -> None:
+        """Another checkpoint is there: have tried first what it needs, of what waits."""
+        with self._lock:
+            if not self._through() and ORDER not in self._todo:
+                self._begin(ORDER)
 
     def expect_training(self) -> None:
         """Have tried the kernels of attention's gradients where the WebUI trains with ours, when
@@ -178,6 +186,12 @@ class Trials:
     def _ask(self, part: str) -> None:
         gate, device = self._gate, host.device()
         assert gate is not None
+        if part == ORDER:
+            arch = identify(device).arch
+            assert arch is not None
+            parts = in_order(host.checkpoint_kind())
+            gate.order(each for name in parts for each in first_trials.classes(name, arch))
+            return
         classes: Callable[[Arch], Sequence[Subject]] = partial(first_trials.classes, part)
         if part == TRAINING:
             classes = first_trials.gradient_classes
@@ -214,6 +228,7 @@ trials = Trials()
 begin = trials.begin
 expect = trials.expect
 expect_training = trials.expect_training
+order = trials.order
 pending = trials.pending
 waits = trials.waits
 state = trials.state

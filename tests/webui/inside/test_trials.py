@@ -134,6 +134,38 @@ def test_a_picture_and_the_status_say_that_the_unets_kernels_are_being_tested(
     assert 'ROCm SD UNet: "Auto, 17 of 17 blocks, linear: ' in webui.txt2img(*unet_help.AUTO).info
 
 
+def test_what_another_checkpoint_needs_is_tried_first(
+    start: Start, gpu: FakeGpu, card: Card
+) -> None:
+    """The class in work is finished. A model that the WebUI has kept is seen by a generation."""
+    card.with_unet = card.with_sdxl = gpu.norms = True
+    card.go.clear()
+    webui = start(gpu=gpu)
+    ours, model = trials(webui), webui.shared.sd_model
+    until(lambda: ours.state().total == 5 and card.asked and not ours._working)
+    first_trials, arch = webui.library("first_trials"), webui.library("arch").by_gfx(card.gfx)
+
+    def ranks(*parts: str) -> list[str]:
+        until(lambda: not ours._working)
+        classes = [each for part in parts for each in first_trials.classes(part, arch)]
+        assert list(ours._gate._ranks) == [each.identity for each in classes]
+        return list(map(str, classes))
+
+    model.is_sdxl = True
+    webui.script_callbacks.model_loaded_callback(model)
+    ranks("attention", "unet SDXL", "vae", "unet SD1.5")
+    model.is_sdxl = False
+    webui.txt2img()
+    ranks("attention", "unet SD1.5", "vae", "unet SDXL")
+    model.is_sdxl = True
+    webui.script_callbacks.model_loaded_callback(model)
+    wanted = ranks("attention", "unet SDXL", "vae", "unet SD1.5")
+    card.go.set()
+    settled(webui, until)
+    until(lambda: card.classes == 5)
+    assert card.tried == wanted and not webui.errors_reported
+
+
 def test_a_picture_says_that_kernels_of_some_blocks_are_being_tested(
     start: Start, gpu: FakeGpu
 ) -> None:

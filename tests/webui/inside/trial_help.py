@@ -65,8 +65,10 @@ class Card:
         self.gfx = "gfx1100"
         self.of_attention = 2
         """Classes that attention needs."""
-        self.with_unet = False
-        """Whether the UNet needs a class that no other part does."""
+        self.with_unet = self.with_sdxl = False
+        """Whether the UNet, or SDXL's, needs a class that no other part does."""
+        self.tried: list[str] = []
+        """Classes, in words."""
 
     def install(self) -> None:
         """Before the WebUI executes the extension's script."""
@@ -84,7 +86,8 @@ class Card:
                 super().__init__(place, spawn=lambda: Link(card), **how)
 
             def _letter(self, subject: Any, key: str, codes: Any, deaths: int) -> Any:
-                return letter(key, {"kind": "class"}, [], False, False, deaths)
+                head = {"kind": "class", "subject": str(subject)}
+                return letter(key, head, [], False, False, deaths)
 
         trials.Conductor = Scripted
         self.started.append(trials.trials)
@@ -97,7 +100,7 @@ class Card:
             ],
             "vae": [(attention, attention.usual[-1][1])],
             "unet SD1.5": [(attention, attention.usual[2][1])] if self.with_unet else [],
-            "unet SDXL": [],
+            "unet SDXL": [(attention, attention.usual[4][1])] if self.with_sdxl else [],
         }
         trials.first_trials.work = lambda part, arch: work[part]
 
@@ -128,6 +131,7 @@ class Link:
         if head["kind"] == "open":
             self._answers.append({"kind": "ready"})
             return
+        self._card.tried.append(head["subject"])
         self._card.asked += 1
         assert self._card.go.wait(30)
         self._card.classes += 1
