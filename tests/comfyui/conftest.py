@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,17 @@ def _forget_counts() -> None:
     for counts in (tally, host.ours_before, host.left_before):
         counts.clear()
     report.report.begin()
+
+
+@pytest.fixture
+def prompt(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """ComfyUI's server, which knows the workflow that runs."""
+    instance = SimpleNamespace(last_prompt_id="first")
+    server: Any = types.ModuleType("server")
+    server.PromptServer = SimpleNamespace(instance=instance)
+    monkeypatch.setitem(sys.modules, "server", server)
+    host.count_for_workflow()
+    return instance
 
 
 @pytest.fixture

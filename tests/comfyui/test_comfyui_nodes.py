@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.comfyui import everywhere, host, nodes, status
+from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
 from lib_rocm_sd.hosts.comfyui.attention import KEY
 from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.policy import LEVELS
@@ -189,17 +188,6 @@ def test_the_status_says_what_runs_and_why_not(comfy: Any) -> None:
     assert "Event: left to ComfyUI's own code" not in said  # it would say no more
 
 
-@pytest.fixture
-def prompt(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """ComfyUI's server, which knows the workflow that runs."""
-    instance = SimpleNamespace(last_prompt_id="first")
-    server: Any = types.ModuleType("server")
-    server.PromptServer = SimpleNamespace(instance=instance)
-    monkeypatch.setitem(sys.modules, "server", server)
-    host.count_for_workflow()
-    return instance
-
-
 def test_the_status_tells_of_the_last_workflow_then_of_earlier_ones(
     comfy: Any, prompt: SimpleNamespace
 ) -> None:
@@ -229,7 +217,10 @@ def test_the_status_while_a_kernel_is_tried_that_nobody_asked_for(
     """SDXL's attention is ours, and the status asks for SD 1.5's."""
     trying = "not active: the kernel for gfx1100 is being tried; ComfyUI computes everything"
     fake = SimpleNamespace(
-        status_line=lambda *given: trying, waits=lambda device: True, usable=lambda *given: []
+        status_line=lambda *given: trying,
+        waits=lambda device: True,
+        usable=lambda *given: [],
+        unmeasured=0,
     )
     monkeypatch.setattr(status, "engine", fake)
     monkeypatch.setattr(status, "identify", lambda device: SimpleNamespace(gfx="gfx1100"))

@@ -10,12 +10,16 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from lib_rocm_sd import console, policy
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.measurer import LEAST_S, MOMENT_S
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.optional import attribute
 from lib_rocm_sd.hosts.ours import Tally
 from lib_rocm_sd.report import report
@@ -48,18 +52,36 @@ class Cancelled(Exception):  # noqa: N818 - nothing went wrong
         self.error = error
 
 
-def count_for_workflow() -> None:
-    """Count anew where a workflow computes something for the first time. Called before anything is
-    computed that is counted.
-    """
+def _running() -> Any:
+    """What tells this workflow from others; None where ComfyUI's server does not run."""
     server = getattr(sys.modules.get("server"), "PromptServer", None)
-    running = getattr(getattr(server, "instance", None), "last_prompt_id", None)
+    return getattr(getattr(server, "instance", None), "last_prompt_id", None)
+
+
+def count_for_workflow() -> None:
+    """Count anew where a workflow computes something for the first time, and measure what earlier
+    ones have put off. Called before anything is computed that is counted.
+    """
+    running = _running()
     if running != _workflow[0]:
         _workflow[0] = running
         ours_before.update(tally.ours)
         left_before.update(tally.left)
         tally.clear()
         report.begin()
+        _measure()
+
+
+def _measure() -> None:
+    """For a moment: ComfyUI calls nobody when a workflow has ended."""
+    end = perf_counter() + MOMENT_S
+    try:
+        while (left_s := end - perf_counter()) >= LEAST_S and engine.unmeasured:
+            if interrupted():
+                return
+            engine.measure_next(left_s, interrupted)
+    except Exception as error:
+        report.event(f"measuring ended: {trouble.once(error)}")
 
 
 def device() -> torch.device:
@@ -114,5 +136,8 @@ def session_of(level: str) -> Session:
     there is no such level.
     """
     if level not in _sessions:
-        _sessions[level] = Session(policy.by_name(level), 0, report, say, interrupted)
+        _sessions[level] = Session(
+            *(policy.by_name(level), 0, report, say, interrupted),
+            later=lambda: _running() is not None,
+        )
     return _sessions[level]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.device import identify
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
@@ -70,7 +71,7 @@ class Comfy:
 
     def queue(self) -> AbstractContextManager[Any]:
         """The node is ComfyUI's work at the moment."""
-        return nullcontext()
+        return engine.measuring_at_once(host.interrupted)
 
     def attention_methods(self) -> dict[str, Attention]:
         """What ComfyUI was started with."""

@@ -14,7 +14,7 @@ from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host, unet
 from lib_rocm_sd.hosts.comfyui.host import LEFT, tally
 from lib_rocm_sd.hosts.comfyui.vae import usable
-from lib_rocm_sd.hosts.ui.status import StatusRow, counted, of_blocks, rows_of
+from lib_rocm_sd.hosts.ui.status import StatusRow, counted, of_blocks, rows_of, unmeasured
 from lib_rocm_sd.report import report
 
 OTHERWISE = "ComfyUI computes everything by itself"
@@ -40,6 +40,8 @@ def _lines() -> list[str]:
     tried = gate.state()
     if tried.running:
         lines.append(f"Kernels are being tested ({tried.done} of {tried.total}).")
+    if engine.unmeasured:
+        lines.append(unmeasured(engine.unmeasured, "when the next workflows begin"))
     if why and not engine.usable(device):
         lines.append(f"The VAE is ComfyUI's own: {why[0]}.")
     last = [*_counted(tally.ours, tally.left, _blocks()), *_kernels()]
