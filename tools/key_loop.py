@@ -112,7 +112,7 @@ def usual_pass(arch: Arch, dtype: str, head_dim: int, config: AttentionConfig) -
     """
     spec, code = built(arch, dtype, head_dim, config)
     made = build.CodeObject(code, compiler_for(arch), False, 0.0)
-    function = listing.listing(spec, arch, made).function(spec.entry)
+    function, _ = listing.listing(spec, arch, made)
     waves = config.block // arch.wave_size
     padded = (head_dim + 15) // 16 * 16
     row_bytes = 2 * config.block_k // waves

@@ -246,30 +246,15 @@ def by_name(name: str) -> Step:
     return next(step for step in STEPS if step.name == name)
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A measured pair and what the model says of it. ms; `error` of the model, as a share."""
-
-    pair: Pair
-    model_ms: float
-    fitted: bool
-
-    @property
-    def error(self) -> float:
-        return self.model_ms / self.pair.two_ms - 1
-
-
 def handoff_ms(link: Link) -> float:
     """What Python added to a step in the two-card prototype: fitted to the first pair alone."""
     return PAIRS[0].two_ms - guidance(_of_pair(PAIRS[0]), link).ms
 
 
-def checked(link: Link) -> list[Checked]:
-    """The model beside the runs on two cards: the first is fitted, the others are predicted."""
+def checked(link: Link) -> list[tuple[Pair, float]]:
+    """The runs on two cards, and the model's ms: the first is fitted, the others are predicted."""
     wait = handoff_ms(link)
-    return [
-        Checked(pair, guidance(_of_pair(pair), link, wait).ms, pair is PAIRS[0]) for pair in PAIRS
-    ]
+    return [(pair, guidance(_of_pair(pair), link, wait).ms) for pair in PAIRS]
 
 
 def _of_pair(pair: Pair) -> Step:

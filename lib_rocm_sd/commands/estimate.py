@@ -17,7 +17,6 @@ from lib_rocm_sd.lab.estimate import (
     ASSUMPTIONS,
     KINDS,
     UNET_ASSUMPTIONS,
-    Counted,
     Estimate,
     Target,
     counted,
@@ -93,18 +92,11 @@ def decode_of(target: Target) -> tuple[dict[str, Any], str]:
         f" {serial:.1f} if none did), {gflop / ms:.1f} of"
         f" {target.peak_tflops:.1f} TFLOP/s"
     )
-    cells = [
-        [
-            *(row.name, row.config, round(row.gflop, 1)),
-            *(round(ms, 3) for ms in (row.ms, row.compute_ms, row.memory_ms, row.bound)),
-            round(row.padding, 2),
-        ]
-        for row in rows
-    ]
-    return document, f"{head}\n{as_table([['launch', 'config', *_HEADS], *cells])}"
+    table = as_table([["launch", *_HEADS], *([row.name, *_cells([row])] for row in rows)])
+    return document, f"{head}\n{table}"
 
 
-_HEADS = ("GFLOP", "est. ms", "arithmetic", "memory", "est. bound", "computed/needed")
+_HEADS = ("config", "GFLOP", "est. ms", "arithmetic", "memory", "est. bound", "computed/needed")
 
 
 def _card_of(target: Target) -> dict[str, Any]:
@@ -165,21 +157,19 @@ def _step(unet: Unet, side: int, target: Target) -> tuple[dict[str, Any], str]:
         f" {target.bytes_ms(moved):.2f} ms or more",
     ]
     slowest_first = sorted(rows, key=lambda row: -row.ms)
-    heads: list[object] = ["layer", "calls", "config", *_HEADS]
-    table = as_table([heads, *map(_cells, slowest_first)])
-    return document, "\n".join([*lines, table])
+    cells = ([row.title, row.count, *_cells(row.launches, row.count)] for row in slowest_first)
+    return document, "\n".join([*lines, as_table([["layer", "calls", *_HEADS], *cells])])
 
 
-def _cells(row: Counted) -> list[object]:
-    first, *others = row.launches
+def _cells(launches: Sequence[Estimate], count: int = 1) -> list[object]:
+    """The cells of _HEADS, of so many times these launches: of the first the config and bound."""
+    first, *others = launches
     return [
-        row.title,
-        row.count,
         first.config,
-        round(row.gflop, 1),
-        round(row.ms, 3),
-        round(row.count * first.compute_ms, 3),
-        round(row.count * (first.memory_ms + sum(each.ms for each in others)), 3),
+        round(count * sum(each.gflop for each in launches), 1),
+        round(count * sum(each.ms for each in launches), 3),
+        round(count * first.compute_ms, 3),
+        round(count * (first.memory_ms + sum(each.ms for each in others)), 3),
         round(first.bound, 3) if first.bound else "",
         round(first.padding, 2) if first.bound else "",
     ]

@@ -185,16 +185,15 @@ def inspected(spec: KernelSpec, arch: Arch) -> InspectedKernel:
     )
     row = replace(row, shortcomings=_shortcomings(row))
     try:
-        text = listing(spec, arch, code)
+        function, tool = listing(spec, arch, code)
     except NoListingError as error:
         return replace(row, listing_failure=str(error))
     try:
-        work = analysed(text.function(spec.entry), arch)
+        work = analysed(function, arch)
     except ValueError as error:
         why = f"the machine code was not understood: {error}"
-        return replace(row, listing=text.made_by, listing_failure=why, failure=why)
-    straight = work.straight.as_dict()
-    return replace(row, listing=text.made_by, straight=straight, loops=_loops(work))
+        return replace(row, listing=tool, listing_failure=why, failure=why)
+    return replace(row, listing=tool, straight=work.straight.as_dict(), loops=_loops(work))
 
 
 def _shortcomings(row: InspectedKernel) -> list[str]:

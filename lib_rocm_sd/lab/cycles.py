@@ -253,9 +253,9 @@ class Rates:
     co_executes: bool
     matrix_issue_cycles: int
     simds_per_cu: int
-    lds_bytes_per_cycle: int
     cache_bytes_per_cycle: int
     sources: str
+    lds_bytes_per_cycle: int = 128
 
     def matrix_cycles_of(self, mnemonic: str) -> int:
         """Raises UnknownRateError."""
@@ -270,7 +270,7 @@ def _rdna(wmma_cycles: int, sources: str) -> Rates:
     if wmma_cycles:
         matrix.append((r"v_wmma_f32_16x16x16_b?f16", wmma_cycles))
     tile_cycles = wmma_cycles or 64
-    return Rates(tile_cycles, tuple(matrix), 1, 4, True, False, 1, 2, 128, 128, sources)
+    return Rates(tile_cycles, tuple(matrix), 1, 4, True, False, 1, 2, 128, sources)
 
 
 def _cdna(mfma_cycles: int, cache_bytes_per_cycle: int, sources: str) -> Rates:
@@ -279,7 +279,7 @@ def _cdna(mfma_cycles: int, cache_bytes_per_cycle: int, sources: str) -> Rates:
         (r"v_mfma_f32_32x32x8_?b?f16", 2 * mfma_cycles),  # twice the products
         (r"v_dot2", 4),
     )
-    return Rates(mfma_cycles, matrix, 4, 16, False, True, 4, 4, 128, cache_bytes_per_cycle, sources)
+    return Rates(mfma_cycles, matrix, 4, 16, False, True, 4, 4, cache_bytes_per_cycle, sources)
 
 
 FAMILIES = {

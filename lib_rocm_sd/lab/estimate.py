@@ -153,8 +153,8 @@ def target_of(arch: Arch, card: Card) -> Target:
 
     @cache
     def work_of(spec: KernelSpec) -> KernelWork:
-        text = listing(spec, arch, build.build(spec, arch))
-        return analysed(text.function(spec.entry), arch)
+        function, _ = listing(spec, arch, build.build(spec, arch))
+        return analysed(function, arch)
 
     return Target(arch, card, work_of)
 

@@ -154,39 +154,32 @@ class NoListingError(Exception):
         self.reasons = reasons
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The functions of a code object, and what read them out of it: the kind of tool."""
-
-    functions: tuple[Function, ...]
-    made_by: str
-
-    def function(self, name: str) -> Function:
-        """Raises ListingError where there is none of this name."""
-        for function in self.functions:
-            if function.name == name:
-                return function
-        raise ListingError(f"no function {name} in what {self.made_by} says")
-
-
 _Way = tuple[str, Path, Callable[[], list[Function]]]
 _refused: dict[tuple[str, str], str] = {}
 
 
-def listing(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> Listing:
-    """`kernel` as text, by the first way that can. What failed for a chip is not tried again in
-    this process. Raises NoListingError.
+def listing(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> tuple[Function, str]:
+    """The function of a kernel, and what kind of tool read it out of its code object: the first
+    that can. What failed for a chip is not tried again in this process. Raises NoListingError.
     """
     reasons: list[str] = []
     for name, path, read in _ways(spec, arch, kernel):
         key = (f"{name} {path}", arch.gfx)
         if key not in _refused:
             try:
-                return Listing(tuple(read()), name)
+                return named(read(), spec.entry), name
             except (ListingError, CompileError) as error:
                 _refused[key] = f"{name} ({path}): {error}"
         reasons.append(_refused[key])
     raise NoListingError(reasons or ["no llvm-objdump, no libamd_comgr and no clang was found"])
+
+
+def named(functions: list[Function], name: str) -> Function:
+    """Raises ListingError where there is none of this name."""
+    for function in functions:
+        if function.name == name:
+            return function
+    raise ListingError(f"there is no function {name}")
 
 
 def _ways(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> Iterator[_Way]:

@@ -44,10 +44,10 @@ def _made(gfx: str) -> tuple[Arch, KernelSpec, build.CodeObject]:
 def _listed(gfx: str) -> KernelWork:
     arch, spec, made = _made(gfx)
     try:
-        text = listing.listing(spec, arch, made)
+        function, _ = listing.listing(spec, arch, made)
     except listing.NoListingError as error:
         pytest.skip(str(error))
-    return analysed(text.function(spec.entry), arch)
+    return analysed(function, arch)
 
 
 @pytest.mark.parametrize("gfx", ONE_OF_EACH)
@@ -79,8 +79,7 @@ def test_every_way_to_text_gives_the_same(gfx: str) -> None:
             functions = read()
         except (ListingError, CompileError):
             continue
-        text = listing.Listing(tuple(functions), name)
-        works[name, path] = analysed(text.function(spec.entry), arch)
+        works[name, path] = analysed(listing.named(functions, spec.entry), arch)
     if len(works) < 2:
         pytest.skip(f"only one way to read code for {gfx} here: {list(works)}")
     first, *others = works.values()
@@ -158,10 +157,10 @@ def test_inspect_says_what_it_could_not_count(
     _made("gfx1201")
     unknown = Function("attention_forward", (Instruction(("v_unheard_of_b32",)),))
 
-    def listed(*which: object) -> listing.Listing:
+    def listed(*which: object) -> tuple[Function, str]:
         if error is not None:
             raise error
-        return listing.Listing((unknown,), "a tool")
+        return unknown, "a tool"
 
     monkeypatch.setattr(inspect, "listing", listed)
     assert __main__.main(["inspect", "--op", "attention", "--arch", "gfx1201"]) == exit_status

@@ -41,10 +41,10 @@ def test_two_cards() -> None:
 
 
 def test_the_check() -> None:
-    for found in model.checked(LINKS[0]):
-        pair = found.pair
-        error = "fitted" if found.fitted else f"−{-found.error:.1%}".replace("%", " %")
-        shown = [*(f"{ms:.1f} ms" for ms in (pair.one_ms, pair.two_ms, found.model_ms)), error]
+    for pair, model_ms in model.checked(LINKS[0]):
+        error = f"−{1 - model_ms / pair.two_ms:.1%}".replace("%", " %")
+        error = "fitted" if pair is model.PAIRS[0] else error
+        shown = [*(f"{ms:.1f} ms" for ms in (pair.one_ms, pair.two_ms, model_ms)), error]
         assert cells(pair.name) == shown
     assert f"the {model.handoff_ms(LINKS[0]):.1f} ms" in TEXT
 
