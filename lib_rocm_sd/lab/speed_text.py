@@ -168,25 +168,30 @@ def drawn_history(documents: Sequence[Document], layout: Layout = WIDE) -> str:
     if not curves:
         return ""
     values = [100.0, *(value for points in curves.values() for _, value in points)]
-    low, high = min(values), max(values)
-    pad = max((high - low) * 0.1, 2.0)
-    bottom, last = HISTORY_TOP + HISTORY_HEIGHT, len(shown) - 1
-    ends = (0, max(last, 1)), (max(low - pad, 0.0), high + pad)
-    frame = svg.Frame(56, layout.width - 24, HISTORY_TOP, bottom, *ends)
+    pad = max((max(values) - min(values)) * 0.1, 2.0)
+    low, high = max(min(values) - pad, 0.0), max(values) + pad
+    left, right, bottom = 56, layout.width - 24, HISTORY_TOP + HISTORY_HEIGHT
+    last = len(shown) - 1
+
+    def x_of(place: int) -> float:
+        return left + place / max(last, 1) * (right - left)
+
+    def y_of(value: float) -> float:
+        return bottom - (value - low) / (high - low) * HISTORY_HEIGHT
+
     parts = [svg.title_of("Time, % of the first run here: less is better", layout)]
     for share in range(5):
-        value = ends[1][0] + share / 4 * (ends[1][1] - ends[1][0])
-        y = frame.y(value)
-        parts.append(svg.line(frame.left, y, frame.right, y, 0.25))
-        parts.append(svg.text_at(frame.left - 6, y + 4, f"{value:.0f} %", "end", faint=True))
+        value = low + share / 4 * (high - low)
+        parts.append(svg.line(left, y_of(value), right, y_of(value), 0.25))
+        parts.append(svg.text_at(left - 6, y_of(value) + 4, f"{value:.0f} %", "end", faint=True))
     for place, anchor in ((0, "start"), (last, "end")):
         date = shown[place].date[:10]
-        parts.append(svg.text_at(frame.x(place), bottom + 18, date, anchor, True))
+        parts.append(svg.text_at(x_of(place), bottom + 18, date, anchor, True))
     for place, (name, points) in enumerate(curves.items()):
         colour, top = svg.colour_of(place), bottom + 44 + 20 * place
-        places = [(frame.x(at), frame.y(value)) for at, value in points]
+        places = [(x_of(at), y_of(value)) for at, value in points]
         tips = [f"{shown[at].date}, {name}: {value:.0f} %" for at, value in points]
-        parts += svg.curve(places, colour, 2, 4, tips)
+        parts += svg.curve(places, colour, tips)
         parts.append(f'<rect x="0" y="{top - 10}" width="12" height="12" style="fill:{colour}"/>')
         cut = svg.cut(name, layout.letters - 12)
         parts.append(svg.text_at(20, top, f"{cut}: {points[-1][1]:.0f} % now"))

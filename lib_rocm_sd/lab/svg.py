@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import zip_longest
 
 from lib_rocm_sd.lab.rows import Row
 
@@ -155,39 +154,13 @@ def line(x: float, y: float, to_x: float, to_y: float, opacity: float = 0.8) -> 
     return f'<line {ends} stroke="currentColor" stroke-opacity="{opacity}"/>'
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Where values stand in a drawing: a rectangle in pixels, and the values at its ends."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-    x_ends: tuple[float, float]
-    y_ends: tuple[float, float]
-
-    def x(self, value: float) -> float:
-        low, high = self.x_ends
-        return self.left + (value - low) / (high - low) * (self.right - self.left)
-
-    def y(self, value: float) -> float:
-        low, high = self.y_ends
-        return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
-
-
-def curve(
-    places: Sequence[tuple[float, float]],
-    colour: str,
-    width: float,
-    radius: float,
-    tips: Sequence[str] = (),
-) -> Iterator[str]:
-    """A line through places in pixels, each with a dot, and what one tells when pointed at."""
+def curve(places: Sequence[tuple[float, float]], colour: str, tips: Sequence[str]) -> Iterator[str]:
+    """A line through places in pixels, each with a dot that tells its tip when pointed at."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    yield f'<polyline points="{path}" style="fill:none;stroke:{colour}" stroke-width="{width:g}"/>'
-    for (x, y), tip in zip_longest(places, tips):
-        dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" style="fill:{colour}"'
-        yield f"{dot}/>" if tip is None else f"{dot}><title>{escape(tip)}</title></circle>"
+    yield f'<polyline points="{path}" style="fill:none;stroke:{colour}" stroke-width="2"/>'
+    for (x, y), tip in zip(places, tips, strict=True):
+        dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill:{colour}"'
+        yield f"{dot}><title>{escape(tip)}</title></circle>"
 
 
 def text_at(
