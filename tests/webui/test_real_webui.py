@@ -64,6 +64,7 @@ INSIDE = (
     "test_accordion.py",
     "test_unet_halves.py",
     "test_several.py",
+    "test_measuring.py",
 )
 
 
