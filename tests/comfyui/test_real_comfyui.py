@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -58,18 +59,19 @@ WITHOUT_NODES: dict[str, Any] = {
     "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
     "7": {"class_type": "SaveImage", "inputs": {"images": ["6", 0], "filename_prefix": "test"}},
 }
+LEFT = re.compile(r"\nPerformance: (\d+) sizes? (?:is|are) still to be measured, when the next")
 AGAIN = {"class_type": "RocmSdStatus", "inputs": {}}
 """Makes a workflow another one, which is not taken from the server's cache as a whole."""
 STATUS = {"12": {"class_type": "RocmSdStatus", "inputs": {"after": ["6", 0]}}}
 
 
-def with_nodes(mode: str, unet: str = "Off") -> dict[str, Any]:
+def with_nodes(mode: str, unet: str = "Off", level: str = "Auto") -> dict[str, Any]:
     """The same workflow through our nodes, and the status after it."""
-    switches: dict[str, Any] = {"level": "Auto", "budget_mib": 0, "decode": True, "encode": True}
+    switches: dict[str, Any] = {"level": level, "budget_mib": 0, "decode": True, "encode": True}
     made = {key: {**node, "inputs": dict(node["inputs"])} for key, node in WITHOUT_NODES.items()}
     made["10"] = {
         "class_type": "RocmSdModel",
-        "inputs": {"model": ["1", 0], "level": "Auto", "attention": True, "unet": unet},
+        "inputs": {"model": ["1", 0], "level": level, "attention": True, "unet": unet},
     }
     made["11"] = {"class_type": "RocmSdVae", "inputs": {"vae": ["1", 2], "mode": mode, **switches}}
     made["3"]["inputs"]["model"] = ["10", 0]
@@ -175,7 +177,11 @@ def test_where_the_cpu_plays_the_card_all_of_it_is_ours(
         ways = (("Auto", "Off"), ("Always banded", "Off"), ("Auto", "Auto"))
         made = [server.make(with_nodes(*way)) for way in ways]
         own = server.make({**WITHOUT_NODES, "8": AGAIN}).picture
+        measuring = [server.make(with_nodes("Auto", "Auto", "Performance"))]
+        measuring += [server.make(with_nodes("Always banded", "Auto", "Performance"))]
     assert own == without
+    left = [LEFT.search(each.texts["12"]) for each in measuring]
+    assert left[0] and (not left[1] or int(left[1][1]) < int(left[0][1]))
     assert "UNet: " not in made[1].texts["12"]
     said = made[2].texts["12"]
     last, before = said.split("Before it, since ComfyUI's start:")
@@ -188,7 +194,7 @@ def test_where_the_cpu_plays_the_card_all_of_it_is_ours(
     assert "VAE decode: 4 of 4 calls ours" in before and "UNet: " not in before
     assert "UNet, transformer blocks: 7 of 7 are ours" in last
     assert "ComfyUI's own, " not in said
-    for each in made:
+    for each in made + measuring:
         assert largest_difference(each.picture, without) <= 1
 
 
