@@ -29,25 +29,16 @@ FILES = ("json", "trace", "plot")
 PREFIX = "part: "
 TEXT = ("text_encoder", "text_encoder_2")
 LISTS = (("down_blocks", "down"), ("up_blocks", "up"))
-FAMILIES = {
-    "attention": "attention",
-    "attention_backward": "attention",
-    "conv": "convolution",
-    "linear": "linear",
-    "group_norm": "norm",
-    "layer_norm": "norm",
-    "layer_norm_backward": "norm",
-    "group_norm_backward": "norm",
-}
-"""Kinds of work, by the family of an op of ours."""
-THEIRS = (
-    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention", "softmax")),
+KINDS = (
+    ("attention", ("attention", "softmax")),
     ("convolution", ("conv",)),
     ("norm", ("group_norm", "layer_norm")),
     ("linear", ("linear", "addmm", "::mm", "bmm", "matmul")),
     ("copy", ("copy", "contiguous", "clone", "aten::to", "aten::cat")),
 )
-"""Kinds by what an operator of torch's has in its name, the first that fits."""
+"""Kinds of work by what an op of ours, or an operator of torch's, has in its name: the first that
+fits.
+"""
 OTHER, PYTHON, ELSEWHERE = "other operators", "between operators", "outside of the parts"
 TORCH = "torch"
 
@@ -274,13 +265,13 @@ def _place(event: Any) -> tuple[str, str, str, bool]:
 
 def _kind_of(name: str) -> tuple[str, str] | None:
     ours = read_name(name)
+    if ours is None and "::" not in name:
+        return None
+    op = name if ours is None else ours[0]
+    kind = next((kind for kind, words in KINDS if any(word in op for word in words)), None)
     if ours is not None:
-        return FAMILIES.get(ours[0], OTHER), ours[2]
-    if "::" in name:
-        for kind, words in THEIRS:
-            if any(word in name for word in words):
-                return kind, TORCH
-    return None
+        return kind or OTHER, ours[2]
+    return (kind, TORCH) if kind else None
 
 
 def summed(

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -127,7 +127,7 @@ def main(out: Path | None, index: int | None, as_json: bool, step: Step = unseen
     try:
         cases = ready(card, document, path, say, step)
         verdicts = try_all(card, document, path, say, step)
-        if dangerous(verdicts):
+        if any(verdict.outcome in DANGEROUS for verdict in verdicts):
             say(UNSAFE)
             document["complete"] = True
             write_json(path, document)
@@ -241,11 +241,6 @@ def try_again(
     resume(here)
     Conductor(here).run(listed, force=True, told=one)
     return verdicts
-
-
-def dangerous(verdicts: Iterable[Verdict]) -> bool:
-    """Whether anything would be risked by launching more in this process."""
-    return any(verdict.outcome in DANGEROUS for verdict in verdicts)
 
 
 def verdict_line(row: dict[str, Any]) -> str:

@@ -36,9 +36,6 @@ CALLS, QUICK_CALLS = 10_000, 1_000
 LIMIT_S, QUICK_LIMIT_S = 20.0, 2.0
 """How long a problem may take where --runs asks for no number of calls; a batch is made at least.
 """
-BATCH_S = 0.5
-"""On a CPU, where a call does all of the work, a batch has fewer calls than would take this long.
-"""
 PROBLEMS = (
     ("SD1.5, mid-block self", AttentionProblem(2, 8, 64, 64, 160)),
     ("SD1.5, mid-block text", AttentionProblem(2, 8, 64, 77, 160)),
@@ -89,20 +86,18 @@ def measure(
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     failures: dict[str, str] = {}
-    counts: dict[str, int] = {}
     with torch.no_grad():
         q, k, v, *_ = ATTENTION.make_inputs(problem, device, 1)
         for name, (_, call) in sides.items():
             try:
-                count = _calls_of_a_batch(call, (q, k, v), device)
-                _batch(call, (q, k, v), device, count)
-                counts[name] = count
+                _batch(call, (q, k, v), device)
             except FAILURES as failure:
                 failures[name] = describe(failure)
         end = time.monotonic() + limit_s
-        while any(len(times[name]) < calls for name in counts):
-            for name, count in counts.items():
-                times[name] += _batch(sides[name][1], (q, k, v), device, count)
+        timed = [name for name in sides if name not in failures]
+        while any(len(times[name]) < calls for name in timed):
+            for name in timed:
+                times[name] += _batch(sides[name][1], (q, k, v), device)
             if time.monotonic() > end:
                 break
     return [
@@ -118,23 +113,12 @@ def measure(
     ]
 
 
-def _calls_of_a_batch(call: Side, inputs: Sequence[torch.Tensor], device: torch.device) -> int:
-    """Calls between two waits. On a CPU no more than take BATCH_S together."""
-    _batch(call, inputs, device, 1)
-    if device.type == "cuda":
-        return BATCH
-    each_us = _batch(call, inputs, device, 1)[0]
-    return min(max(int(1e6 * BATCH_S / max(each_us, 1.0)), 1), BATCH)
-
-
-def _batch(
-    call: Side, inputs: Sequence[torch.Tensor], device: torch.device, count: int
-) -> list[float]:
-    """Times in µs of `count` calls; the device has nothing to do before and after."""
+def _batch(call: Side, inputs: Sequence[torch.Tensor], device: torch.device) -> list[float]:
+    """Times in µs of BATCH calls; the device has nothing to do before and after."""
     q, k, v = inputs
     clock = time.perf_counter_ns
     times = []
-    for _ in range(count):
+    for _ in range(BATCH):
         begin = clock()
         call(q, k, v)
         times.append((clock() - begin) / 1000)

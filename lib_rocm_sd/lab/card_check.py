@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,7 +18,7 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.lab.card_file import file_name, read, sentence
 from lib_rocm_sd.lab.rows import write_json
-from lib_rocm_sd.lab.speed_job import FAILED, Busy, HostSide
+from lib_rocm_sd.lab.speed_job import FAILED, Busy, HostSide, InBackground
 from lib_rocm_sd.runtime import process, zluda
 from lib_rocm_sd.trials.conductor import ended
 from lib_rocm_sd.trials.link import Link
@@ -44,12 +43,11 @@ class Progress:
     path: Path | None = None
 
 
-class CardCheck:
+class CardCheck(InBackground):
     """Starts the self-test, tells how far it is, stops it. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        super().__init__()
         self._link: Link | None = None
         self._stopped = False
         self._progress = Progress()
@@ -64,16 +62,7 @@ class CardCheck:
                 raise Busy(why)
             self._stopped = False
             self._progress = Progress("running", "starting")
-            work = (side, over)
-            self._thread = threading.Thread(
-                target=self._run, args=work, name="rocm_sd check", daemon=True
-            )
-            self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        """Whether a check is under way."""
-        return self._thread is not None and self._thread.is_alive()
+            self._begin("rocm_sd check", self._run, side, over)
 
     def progress(self) -> Progress:
         """Progress of the check that runs, or ran last."""
@@ -85,13 +74,6 @@ class CardCheck:
         link = self._link
         if link is not None:
             link.kill()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Until no check runs; False where one still does after `timeout_s`."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-        return not self.running
 
     def _run(self, side: HostSide, over: Callable[[], None]) -> None:
         found = Progress("failed", "The check ended unexpectedly.")

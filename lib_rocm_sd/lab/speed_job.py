@@ -263,6 +263,30 @@ BESIDE = "rocm_sd speed test, kernels"
 T = TypeVar("T")
 
 
+class InBackground:
+    """What is done in a thread of its own, one at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def _begin(self, name: str, work: Callable[..., None], *args: Any) -> None:
+        self._thread = threading.Thread(target=work, args=args, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until nothing runs; False where something still does after `timeout_s`."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return not self.running
+
+
 class TooLongError(RuntimeError):
     """A call did not end within its limit."""
 

@@ -15,7 +15,7 @@ import torch
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.lab import speed_parts, speed_vae
 from lib_rocm_sd.lab.sensors import machine
-from lib_rocm_sd.lab.speed_job import FAILED, Busy, Cancelled, HostSide, Job, Part
+from lib_rocm_sd.lab.speed_job import FAILED, Busy, Cancelled, HostSide, InBackground, Job, Part
 from lib_rocm_sd.lab.speed_result import WHAT, Document, Pair, Request
 from lib_rocm_sd.lab.timing import clean
 
@@ -42,14 +42,13 @@ class Progress:
     text: str = ""
 
 
-class SpeedSession:
+class SpeedSession(InBackground):
     """Starts tests, tells how far they are, keeps their results. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        super().__init__()
         self._cancel = threading.Event()
         self._entered = threading.Event()
-        self._thread: threading.Thread | None = None
         self._refusals: list[Busy] = []
         self._progress = Progress()
         self._directory: Path | None = None
@@ -70,21 +69,14 @@ class SpeedSession:
             self._progress = Progress(document.id, "running", 0.0, "getting ready")
             self._keep(document)
             work = (request, side, document, self._cancel.is_set)
-            name = "rocm_sd speed test"
-            self._thread = threading.Thread(target=self._run, args=work, name=name, daemon=True)
-            self._thread.start()
+            self._begin("rocm_sd speed test", self._run, *work)
             self._entered.wait()
             if self._refusals:
-                self._thread.join()
+                self.wait()
                 self._progress = before
                 del self._results[document.id]
                 raise self._refusals[0]
         return document.id
-
-    @property
-    def running(self) -> bool:
-        """Whether a test is under way."""
-        return self._thread is not None and self._thread.is_alive()
 
     def progress(self) -> Progress:
         """Progress of the test that runs, or ran last."""
@@ -97,13 +89,6 @@ class SpeedSession:
         long as the device needs for what it was given already.
         """
         self._cancel.set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Until no test runs; False where one still does after `timeout_s`."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-        return not self.running
 
     def result(self, ident: str) -> dict[str, Any] | None:
         """The document (result.py) of a test, also of one that runs or was cancelled, with the

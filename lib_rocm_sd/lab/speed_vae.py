@@ -41,17 +41,13 @@ Call = Callable[[torch.Tensor, Guard], torch.Tensor]
 
 @dataclass(frozen=True)
 class _Method:
-    """`judged`: whether an error counts as wrong. `stops`: a run ends soon after its guard says so.
-
-    `plan` describes the last run.
+    """`program`: ours, of which an error counts as wrong. All others end soon after their guard
+    says so.
     """
 
     name: str
     call: Call
-    judged: bool = False
-    stops: bool = True
-    plan: Callable[[], str] = str
-    get_ready: Callable[[int, Guard], None] = lambda size, guard: None
+    program: Program | None = None
 
 
 class _Decoder:
@@ -130,7 +126,7 @@ def rows(job: Job) -> Iterator[Row]:
                 yield replace(row, reason=lacking)
                 continue
             job.told(shares.fraction, f"VAE, {side(size)}: {method.name}")
-            row = job.row(row, size, _row, method, decoder, size, share_s, eager_error)
+            row = job.row(row, size, _measured, method, decoder, size, share_s, eager_error)
             eager_error = row.error if method.name == EAGER else eager_error
             yield row
 
@@ -153,12 +149,7 @@ def _methods(decoder: _Decoder) -> list[_Method]:
 
 
 def _ours(decoder: _Decoder) -> _Method:
-    program, device = Program(decoder.module), decoder.device
-    session = decoder.job.side.session
-
-    def get_ready(size: int, guard: Guard) -> None:
-        side = size // FACTOR
-        guard.beside(lambda: program.prepare(side, side, decoder.dtype, device, session=session))
+    program, session = Program(decoder.module), decoder.job.side.session
 
     def run(latent: torch.Tensor, guard: Guard) -> torch.Tensor:
         try:
@@ -167,13 +158,16 @@ def _ours(decoder: _Decoder) -> _Method:
             guard.check()
             raise
 
-    return _Method(OURS["vae"], run, True, False, lambda: str(program.last_plan or ""), get_ready)
+    return _Method(OURS["vae"], run, program)
 
 
-def _row(
+def _measured(
     row: Row, method: _Method, decoder: _Decoder, size: int, share_s: float, eager_error: float
 ) -> Row:
-    method.get_ready(size, decoder.job.guard())
+    job, program, side = decoder.job, method.program, size // FACTOR
+    if program is not None:
+        what = (side, side, decoder.dtype, decoder.device)
+        job.guard().beside(partial(program.prepare, *what, session=job.side.session))
     row = _verified(row, method, decoder, size, eager_error)
     return row if row.reason else _timed(row, method, decoder, size, share_s)
 
@@ -192,7 +186,7 @@ def _verified(row: Row, method: _Method, decoder: _Decoder, size: int, eager_err
     row = replace(row, error=error)
     floor = FLOOR.get(str(decoder.dtype).removeprefix("torch."), SINGLE_FLOOR)
     most = max(floor, 0.0 if math.isnan(eager_error) else 2 * eager_error)
-    if method.judged and error > most:
+    if method.program is not None and error > most:
         return replace(row, reason=f"wrong: error {error:.1e}, at most {most:.1e} is right")
     return row if at == size else replace(row, note=f"checked at {side(at)}")
 
@@ -226,12 +220,13 @@ def _timed(row: Row, method: _Method, decoder: _Decoder, size: int, share_s: flo
 
     begin = monotonic()
     guard.beside(first, limited=True)
-    first_s = 0.0 if method.stops else monotonic() - begin
+    first_s = 0.0 if method.program is None else monotonic() - begin
     peak = Peak(device)
     each_s = guard.timed(run, 1, device, first_s)[0] / 1e6
     row = replace(row, peak_mib=peak.mib())
     guard.long = each_s > LONG_S
-    expected_s = 0.0 if method.stops else each_s
+    expected_s = 0.0 if method.program is None else each_s
     times = guard.times_us(run, device, share_s, job.effort.runs, expected_s=expected_s)
-    notes = "; ".join(filter(None, (row.note, method.plan())))
+    plan = str(method.program.last_plan or "") if method.program is not None else ""
+    notes = "; ".join(filter(None, (row.note, plan)))
     return replace(row, **spread(times, 1e-3), note=notes)

@@ -58,13 +58,12 @@ def test_both_sides_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     real = call._batch
 
-    def batch(side: Any, inputs: Any, device: Any, count: int) -> list[float]:
-        order.extend([getattr(side, "__name__", "?")] * (count > 1))
-        return real(side, inputs, device, count)
+    def batch(side: Any, inputs: Any, device: Any) -> list[float]:
+        order.append(getattr(side, "__name__", "?"))
+        return real(side, inputs, device)
 
     monkeypatch.setattr(call, "_batch", batch)
     monkeypatch.setattr(call, "BATCH", 3)
-    monkeypatch.setattr(call, "BATCH_S", 1e9)
     problem = AttentionProblem(1, 2, 8, 8, 8, "float32")
     rows = measured(problem, torch.device("cpu"), 6)
     assert [row.way for row in rows] == [
@@ -98,7 +97,6 @@ def test_the_command(
 
 def test_a_call_takes_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "BATCH", 3)
-    monkeypatch.setattr(call, "BATCH_S", 1e9)
     problem = AttentionProblem(1, 1, 8, 8, 8, "float32")
     rows = measured(problem, torch.device("cpu"), 10**9, limit_s=0.0)
     assert [row.runs for row in rows] == [3] * 3
