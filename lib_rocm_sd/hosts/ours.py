@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,12 @@ class Tally:
             first = self.left[what, why] == 1
         if first:
             self._report.event(self._text.format(what=what, why=why))
+
+    def stands(self, reasons: Iterable[tuple[str, str]]) -> None:
+        """What is the host's as a whole, and why: each is counted once until `clear`."""
+        for what, why in reasons:
+            if (what, why) not in self.left:
+                self.leave(what, why)
 
     def clear(self) -> None:
         """Count anew."""

@@ -197,9 +197,14 @@ def test_the_status_tells_of_the_last_workflow_then_of_earlier_ones(
     made.model.apply_model(x, None, **made.model_options)
     tally.leave("UNet, transformer blocks", "another node changes them (attn1_patch)")
     prompt.last_prompt_id = "second"
-    assert "Before it" not in status.text()  # nothing was computed since
+    said = status.text()  # nothing was computed since
+    assert "Before it" not in said and "The last workflow:" not in said
+    nothing, last = said.split("\n\n")[1:]
+    assert nothing == status.HERE_NOTHING
+    assert last.startswith("The last one in which something did:\nattention: 0 of 1 call ours")
     for _ in range(2):
         made.model.apply_model(x, None, **made.model_options)
+    assert status.HERE_NOTHING not in status.text()
     last, before = status.text().split("\n\nBefore it, since ComfyUI's start:\n")
     own = "ComfyUI's own, {}: no GPU: this is the CPU"
     assert last.endswith(f"attention: 0 of 2 calls ours\n  {own.format('2 calls')}")
@@ -209,6 +214,24 @@ def test_the_status_tells_of_the_last_workflow_then_of_earlier_ones(
         "UNet, transformer blocks: 0 of 1 call ours",
         "  ComfyUI's own, 1 call: another node changes them (attn1_patch)",
     ]
+
+
+@pytest.mark.parametrize("unet", ["Off", "Auto"])
+def test_what_a_node_said_when_it_ran_holds_for_each_workflow_with_its_model(
+    comfy: Any, prompt: SimpleNamespace, unet: str
+) -> None:
+    """ComfyUI keeps what a node gave, and runs it no more."""
+    given = model_of(comfy)
+    given.model_options["transformer_options"][KEY] = lambda theirs, *args, **kwargs: theirs(*args)
+    (made,) = run("RocmSdModel", model=given, unet=unet)
+    why = "the model has another override already (<lambda> of test_comfyui_nodes.py)"
+    for workflow in ("first", "second"):
+        prompt.last_prompt_id = workflow
+        for _ in range(2):
+            made.model.apply_model(torch.zeros(1, 4, 32), None, **made.model_options)
+        last = status.text().split("Before it")[0]
+        assert f"attention: 0 of 1 call ours\n  ComfyUI's own, 1 call: {why}" in last
+    assert ("UNet: 0 of 2 calls ours" in last) == (unet == "Auto")
 
 
 def test_the_status_while_a_kernel_is_tried_that_nobody_asked_for(

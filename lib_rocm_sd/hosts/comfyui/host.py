@@ -26,6 +26,8 @@ from lib_rocm_sd.report import report
 
 NAME = "ROCm SD"
 UNET = "UNet"
+Left = tuple[str, str]
+"""What ComfyUI computes by itself, and why."""
 LEFT = "left to ComfyUI's own code: "
 """How the report's events about calls begin."""
 
@@ -33,7 +35,7 @@ log = console.Log("rocm_sd.comfyui")
 tally = Tally(f"{LEFT}{{what}}: {{why}}")
 """What the last workflow did, of those that computed anything that is counted."""
 ours_before: Counter[str] = Counter()
-left_before: Counter[tuple[str, str]] = Counter()
+left_before: Counter[Left] = Counter()
 """What earlier ones did, since ComfyUI's start."""
 _workflow: list[Any] = [None]
 _sessions: dict[str, Session] = {}
@@ -58,13 +60,17 @@ def _running() -> Any:
     return getattr(getattr(server, "instance", None), "last_prompt_id", None)
 
 
+def is_counted() -> bool:
+    """Whether the workflow that runs has computed anything that is counted."""
+    return bool(_running() == _workflow[0])
+
+
 def count_for_workflow() -> None:
     """Count anew where a workflow computes something for the first time, and measure what earlier
     ones have put off. Called before anything is computed that is counted.
     """
-    running = _running()
-    if running != _workflow[0]:
-        _workflow[0] = running
+    if not is_counted():
+        _workflow[0] = _running()
         ours_before.update(tally.ours)
         left_before.update(tally.left)
         tally.clear()

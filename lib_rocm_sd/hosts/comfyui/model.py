@@ -15,7 +15,7 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
-from lib_rocm_sd.hosts.comfyui.host import UNET, count_for_workflow, session_of, tally
+from lib_rocm_sd.hosts.comfyui.host import UNET, Left, count_for_workflow, session_of, tally
 from lib_rocm_sd.hosts.optional import attribute
 from lib_rocm_sd.hosts.ours import ATTENTION
 from lib_rocm_sd.modules.patches import named
@@ -31,24 +31,27 @@ def optimized(model: Any, level: str, attention: bool, unet: bool = False) -> An
     and whose UNet's blocks are ours where they can be, or are not. With blocks it is a clone that
     DynamicVRAM does not load, where there is one.
 
-    Another's override stays, with a reason. What fails gives the model as it came.
+    Another's override stays, with a reason. Reasons go with the clone, since ComfyUI keeps it for
+    later workflows. What fails gives the model as it came.
     """
     count_for_workflow()
+    reasons: list[Left] = []
     try:
-        made = _static(model) if unet else None
+        made = _static(model, reasons) if unet else None
         if made is None:
             made = model.clone()
         options = dict(made.model_options.get(OPTIONS, {}))
-        _set_attention(options, level, attention)
-        _set_unet(options, level, unet)
+        _set_attention(options, level, attention, reasons)
+        _set_calls(options, level, unet, reasons)
         made.model_options[OPTIONS] = options
+        tally.stands(reasons)
     except Exception as error:
         tally.leave(ATTENTION, f"the node failed: {trouble.once(error)}")
         return model
     return made
 
 
-def _static(model: Any) -> Any:
+def _static(model: Any, reasons: list[Left]) -> Any:
     """A clone that DynamicVRAM does not load; None where it does not load `model`, where such a
     clone would be of no use, or, with a reason, where there is none.
 
@@ -60,7 +63,7 @@ def _static(model: Any) -> Any:
         return model.clone(disable_dynamic=True)
     except Exception as error:
         told = "this model is loaded by DynamicVRAM, and its loader cannot load it otherwise"
-        tally.leave(UNET, f"{told} ({describe(error)}); {WITHOUT}")
+        reasons.append((UNET, f"{told} ({describe(error)}); {WITHOUT}"))
         return None
 
 
@@ -80,27 +83,32 @@ def _may_have_blocks(model: Any) -> bool:
     return not unfit and not obstacle(unet)
 
 
-def _set_attention(options: dict[str, Any], level: str, attention: bool) -> None:
+def _set_attention(
+    options: dict[str, Any], level: str, attention: bool, reasons: list[Left]
+) -> None:
     present = options.get(KEY)
     if present is not None and not isinstance(present, Override):
-        tally.leave(ATTENTION, f"the model has another override already ({named(present)})")
+        why = f"the model has another override already ({named(present)})"
+        reasons.append((ATTENTION, why))
         return
     options.pop(KEY, None)
     if attention:
         options[KEY] = Override(session_of(level))
 
 
-def _set_unet(options: dict[str, Any], level: str, unet: bool) -> None:
+def _set_calls(options: dict[str, Any], level: str, unet: bool, reasons: list[Left]) -> None:
+    """The model's calls are ours for the blocks, or for what is to be said in each workflow."""
     kind = attribute("comfy.patcher_extension", "WrappersMP", "APPLY_MODEL")
     if kind is None:
         if unet:
-            tally.leave(UNET, "this ComfyUI has no wrappers around a model's call")
+            reasons.append((UNET, "this ComfyUI has no wrappers around a model's call"))
         return
     wrappers = dict(options.get(WRAPPERS, {}))
     named_ones = {name: one for name, one in wrappers.get(kind, {}).items() if name != NAME}
-    if unet:
+    if unet or reasons:
         from lib_rocm_sd.hosts.comfyui.unet import ModelCall
 
-        named_ones[NAME] = [ModelCall(session_of(level))]
+        session = session_of(level) if unet else None
+        named_ones[NAME] = [ModelCall(session, tuple(reasons))]
     if named_ones or kind in wrappers:
         options[WRAPPERS] = {**wrappers, kind: named_ones}

@@ -22,6 +22,9 @@ NOTHING = (
     "Nothing has come through ROCm SD's nodes yet. Put 'ROCm SD Optimization' between the "
     "checkpoint's loader and the sampler, and 'ROCm SD VAE' before VAE Decode."
 )
+HERE_NOTHING = (
+    "This workflow: nothing has come through ROCm SD's nodes, or ComfyUI had it in its cache."
+)
 
 
 def text() -> str:
@@ -45,7 +48,11 @@ def _lines() -> list[str]:
     if why and not engine.usable(device):
         lines.append(f"The VAE is ComfyUI's own: {why[0]}.")
     last = [*_counted(tally.ours, tally.left, _blocks()), *_kernels()]
-    lines += ["", "The last workflow:", *last] if last else ["", NOTHING]
+    heading = "The last workflow:"
+    if not host.is_counted():
+        lines += ["", HERE_NOTHING] if last else []
+        heading = "The last one in which something did:"
+    lines += ["", heading, *last] if last else ["", NOTHING]
     before = _counted(host.ours_before, host.left_before)
     if before:
         lines += ["", "Before it, since ComfyUI's start:", *before]

@@ -52,10 +52,12 @@ _last: list[ref[Blocks]] = []
 
 
 class ModelCall:
-    """A wrapper of `BaseModel.apply_model`: the UNet's blocks are ours while it runs."""
+    """A wrapper of `BaseModel.apply_model`: the UNet's blocks are ours while it runs, but without a
+    session. `reasons`: what is said in each workflow.
+    """
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session | None, reasons: Sequence[host.Left] = ()) -> None:
+        self.session, self.reasons = session, reasons
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelCall:
         return self
@@ -65,8 +67,11 @@ class ModelCall:
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         host.count_for_workflow()
+        tally.stands(self.reasons)
+        if self.session is None:
+            return executor(*args, **kwargs)
         try:
-            blocks = self._begun(executor.class_obj, args, kwargs)
+            blocks = self._begun(self.session, executor.class_obj, args, kwargs)
         except Exception as error:
             tally.leave(UNET, f"ours failed: {trouble.once(error)}")
             blocks = None
@@ -77,7 +82,10 @@ class ModelCall:
         tally.served(UNET)
         return made
 
-    def _begun(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Blocks | None:
+    @staticmethod
+    def _begun(
+        session: Session, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Blocks | None:
         options = (args[PLACE] if len(args) > PLACE else kwargs.get("transformer_options")) or {}
         unet: Any = getattr(model, "diffusion_model", None)
         why = obstacle(unet) or compiled(options) or "; ".join(unusable(args[0].device))
@@ -88,7 +96,7 @@ class ModelCall:
             blocks = _known.get(unet)
             if blocks is None:
                 blocks = _known[unet] = Blocks(unet)
-            blocks.begin(model, options, self.session, args[0])
+            blocks.begin(model, options, session, args[0])
             _last[:] = [ref(blocks)]
         return blocks
 

@@ -11,7 +11,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,12 +38,13 @@ _coders: weakref.WeakKeyDictionary[nn.Module, dict[str, Coder]] = weakref.WeakKe
 
 @dataclass(frozen=True)
 class NodeWish(VaeWish):
-    """What a node asks of a VAE. `roles`: of PARTS, those that may be ours. Copies of a VAE share
-    it, and with it the session's plans.
+    """What a node asks of a VAE. `roles`: of PARTS, those that may be ours. `reasons`: what is said
+    in each workflow. Copies of a VAE share it, and with it the session's plans.
     """
 
     session: Session = DEFAULT
     roles: tuple[str, ...] = ROLES
+    reasons: tuple[host.Left, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeWish:
         return self
@@ -151,6 +152,7 @@ class FirstStage:
     def _by(self, role: str, theirs: Any, *args: Any, **kwargs: Any) -> Any:
         with _lock:
             host.count_for_workflow()
+            tally.stands(self.rocm_sd_wish.reasons)
             coder = coder_of(self.rocm_sd_model, role, self.rocm_sd_wish)
             if coder is None:
                 return theirs(*args, **kwargs)
@@ -220,7 +222,9 @@ def equip(vae: Any, model: nn.Module, wish: NodeWish) -> None:
     way: Comfy-Org/ComfyUI 033046cc (0.38), comfy/sd.py, class VAE.
     """
     if is_dynamic(getattr(vae, "patcher", None)):
-        tally.leave("VAE", f"DynamicVRAM brings its weights in each call; {WITHOUT}")
+        dynamic = ("VAE", f"DynamicVRAM brings its weights in each call; {WITHOUT}")
+        tally.stands([dynamic])
+        wish = replace(wish, reasons=(dynamic,))
     device = getattr(vae, "device", None)
     theirs = {role: getattr(vae, name) for role, name in ESTIMATES.items()}
     vae.first_stage_model = FirstStage(model, wish)
