@@ -158,14 +158,22 @@ def _halves(ins: Instruction) -> Step:
     return step
 
 
+def _low_twice(read: Read) -> Read:
+    """op_sel_hi is zero: the lower half is both factors."""
+    low = np.uint32(0xFFFF)
+    return lambda b: read(b) & low | read(b) << np.uint32(16)
+
+
 def _dots(ins: Instruction) -> Step:
-    plain = ins.get("opsel") == 0 and _high_selects(ins) & 3 == 3
-    if ins.get("neg") or ins.get("neg_hi") or ins.get("clmp") or not plain:
+    if ins.get("neg") or ins.get("neg_hi") or ins.get("clmp") or ins.get("opsel"):
         raise UnsupportedError("modifiers of a dot product")
     codes = ins.get("src0"), ins.get("src1")
     if any(128 < code < 255 for code in codes):
         raise UnsupportedError("a constant in a pair of halves")
-    first, second = (vector(ins, code, "u32") for code in codes)
+    first, second = (
+        read if _high_selects(ins) >> place & 1 else _low_twice(read)
+        for place, read in enumerate(vector(ins, code, "u32") for code in codes)
+    )
     added, function = vector(ins, ins.get("src2"), "f32"), _DOTS[ins.name]
     write = vector_target(ins.get("vdst") - 256, "f32")
     return lambda b: write(b, function(first(b), second(b), added(b)))

@@ -115,8 +115,9 @@ THREE_SOURCES = _read(
     "14e alignbit_b32",
     "14f alignbyte_b32 151 min3_f32 152 min3_i32 154 max3_f32 155 max3_i32 157 med3_f32",
     "158 med3_i32 15f div_fixup_f32 16d div_scale_f32 16f div_fmas_f32 176 mad_u64_u32",
-    "178 xor3_b32 344 perm_b32 345 xad_u32 346 lshl_add_u32 347 add_lshl_u32 36d add3_u32",
-    "36f lshl_or_b32 371 and_or_b32 372 or3_b32 377 permlane16_b32 378 permlanex16_b32",
+    "178 xor3_b32 340 mad_u16 344 perm_b32 345 xad_u32 346 lshl_add_u32 347 add_lshl_u32",
+    "36d add3_u32 36f lshl_or_b32 371 and_or_b32 372 or3_b32 377 permlane16_b32",
+    "378 permlanex16_b32",
     upper="v_",
 )
 _SHORT_ONLY = ("v_dot2c_f32_f16", "v_fmamk_f32", "v_fmaak_f32", "v_swap_b32", "v_readfirstlane_b32")

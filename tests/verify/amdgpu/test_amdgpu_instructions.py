@@ -281,6 +281,23 @@ def test_dot_products_of_bfloat16(gfx: str) -> None:
     assert m.lines("v_dot2_f32_bf16 v4, v1, v2, v3").v(4)[0] == 5.5
 
 
+@pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100", *CDNA])
+def test_a_float_constant_is_one_factor_of_a_dot_product(gfx: str) -> None:
+    """As LLVM up to 17 wrote it where both factors were to be 1."""
+    m = Machine(gfx).set_v(v1=0xC000_3E00, v2=1.0, v4=10.0, v5=1.0)
+    assert m.lines("v_dot2c_f32_f16 v4, 1.0, v1").v(4)[0] == 11.5
+    if gfx == "gfx1100":
+        m.lines("v_dual_mul_f32 v10, 1.0, v2 :: v_dual_dot2acc_f32_f16 v5, 1.0, v1")
+        assert m.v(5)[0] == 2.5
+
+
+@pytest.mark.parametrize("gfx", RDNA)
+def test_a_dot_product_may_take_one_half_twice(gfx: str) -> None:
+    m = Machine(gfx).set_v(v1=0xC000_3E00, v2=0x4200_3C00, v3=10.0)
+    assert m.lines("v_dot2_f32_f16 v4, v1, v2, v3 op_sel_hi:[1,0,1]").v(4)[0] == 9.5
+    assert m.lines("v_dot2_f32_f16 v4, v1, v2, v3 op_sel_hi:[0,1,1]").v(4)[0] == 16.0
+
+
 def test_a_dot_product_in_a_pair() -> None:
     m = Machine("gfx1100").set_v(v8=0xC000_3E00, v9=2.0)
     m.lines("v_dual_mul_f32 v10, 0x3c003c00, v9 :: v_dual_dot2acc_f32_f16 v9, 0x3c003c00, v8")
@@ -299,6 +316,14 @@ def test_half_words_become_words(gfx: str) -> None:
     m = Machine(gfx).set_v(v1=0xFFFE_8001)
     m.lines("v_cvt_u32_u16 v2, v1")
     assert m.v(2, np.uint32)[0] == 0x8001
+
+
+@pytest.mark.parametrize("gfx", ALL)
+def test_mad_u16_keeps_sixteen_bits(gfx: str) -> None:
+    """The older form of gfx9 clears the upper half, RDNA's keeps it."""
+    m = Machine(gfx).set_v(v1=0x7777_0101, v2=0x1_0200, v3=9, v4=0xABCD_0000)
+    m.lines(f"v_mad_{'legacy_' * (gfx in CDNA)}u16 v4, v1, v2, v3")
+    assert m.v(4, np.uint32)[0] == (0x0209 if gfx in CDNA else 0xABCD_0209)
 
 
 @pytest.mark.parametrize("gfx", ALL)

@@ -200,6 +200,7 @@ TABLE: dict[str, tuple[str, tuple[str, ...], Any]] = {
     "V_ADD_NC_U16": (_W, (_W, _W), np.add),
     "V_SUB_NC_U16": (_W, (_W, _W), np.subtract),
     "V_MUL_LO_U16": (_W, (_W, _W), np.multiply),
+    "V_MAD_U16": (_W, (_W, _W, _W), lambda a, b, c: a * b + c),
     "V_LSHLREV_B16": (_W, (_W, _W), lambda a, b: b << (a & np.uint16(15))),
     "V_LSHRREV_B16": (_W, (_W, _W), lambda a, b: b >> (a & np.uint16(15))),
 }

@@ -169,6 +169,7 @@ def _accumulates(ins: Instruction, mode: FloatMode) -> Step:
     _rounds(ins, "f32", mode)
     kind = _kind_of_factors(ins.name)
     first, second = sources(ins, (kind, kind), mode)
+    first = _factor(ins, ins.name, ins.get("src0"), first)
     write = target(ins, "f32", mode)
     if ins.name in WITH_LITERAL:
         literal, of = vector(ins, 255, "f32"), WITH_LITERAL[ins.name]
@@ -180,6 +181,18 @@ def _accumulates(ins: Instruction, mode: FloatMode) -> Step:
 def _kind_of_factors(name: str) -> str:
     """A register of a dot product's holds two halves."""
     return "u32" if name.startswith("V_DOT2") else "f32"
+
+
+def _factor(ins: Instruction, name: str, code: int, read: Read) -> Read:
+    """Of a float as an inline constant the lower half alone is that number, the upper is zero (LLVM
+    18, SIInstrInfo and SIMCCodeEmitter; earlier ones took it for both, so their code is wrong).
+    """
+    if not (name.startswith("V_DOT2") and 240 <= code <= 248):
+        return read
+    if name.endswith("BF16"):
+        raise UnsupportedError("a constant in a pair of halves")
+    half = vector(ins, code, "f16")
+    return lambda b: half(b).view(np.uint16).astype(np.uint32)
 
 
 def _moves(ins: Instruction) -> Step:
@@ -393,6 +406,7 @@ def _half(ins: Instruction, side: str) -> tuple[Read, Write]:
         literal = name in WITH_LITERAL
         function = WITH_LITERAL[name] if literal else ACCUMULATING[name]
         x, y = (vector(ins, code, _kind_of_factors(name)) for code in codes)
+        x = _factor(ins, name, codes[0], x)
         last = vector(ins, 255, "f32") if literal else vector(ins, register + 256, "f32")
         return lambda b: function(x(b), y(b), last(b)), vector_target(register, "f32")
     if name not in TABLE or len(TABLE[name][1]) != 2:
