@@ -85,12 +85,14 @@ class Measurer:
         finished waits on. True if plans that were made without its times are others now.
         """
         with self._one:
-            key, entry = next(iter(self.waiting.items()), (None, None))
-            if entry is None:
-                return False
+            with self._lock:
+                if not self.waiting:
+                    return False
+                key, entry = next(iter(self.waiting.items()))
+                first, _ = next(iter(entry.plans))
             end = measure.perf_counter() + seconds
             session = replace(
-                next(iter(entry.plans))[0],
+                first,
                 progress=lambda message: None,
                 interrupt=lambda: interrupt() or measure.perf_counter() >= end,
             )

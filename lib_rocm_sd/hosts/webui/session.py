@@ -25,7 +25,8 @@ PAUSE_S = 0.05
 
 _made: dict[tuple[str, int], Session] = {}
 _chosen: list[tuple[str, int]] = [(policy.AUTO.name, 0)]
-_measuring = threading.Lock()
+_measuring, _ending, _idle = threading.Lock(), threading.Event(), threading.Event()
+_idle.set()
 
 
 def current() -> Session:
@@ -66,19 +67,32 @@ def _measure() -> None:
             host.say_once(f"measuring ended: {trouble.once(error)}")
 
 
+def end_measuring() -> None:
+    """End a measurement that has the WebUI's lock: somebody has pressed a button for which the
+    WebUI must be idle. The next picture's end begins it again.
+    """
+    _ending.set()
+    _idle.wait()
+    _ending.clear()
+
+
 def _measured_one() -> bool:
     """False where another level holds by now, or the user has pressed Interrupt: it goes on when
     the next picture ends.
     """
-    with host.between_generations():
-        still = interrupted()  # the last picture was
+    try:
+        with host.between_generations():
+            _idle.clear()
+            still = interrupted()  # the last picture was
 
-        def stop() -> bool:
-            return not still and interrupted()
+            def stop() -> bool:
+                return _ending.is_set() or (interrupted() and not still)
 
-        if current().measures:
-            engine.measure_next(interrupt=stop)
-        return current().measures and not stop()
+            if current().measures:
+                engine.measure_next(interrupt=stop)
+            return current().measures and not stop()
+    finally:
+        _idle.set()
 
 
 def refusals(op: Op[Any, Any], what: str) -> list[str]:

@@ -110,6 +110,7 @@ def compile_again() -> str:
         return f"There is nothing to compile: {why}."
     if _at_work():
         return _at_work()
+    session.end_measuring()
     with host.unless_busy() as idle:
         if not idle:
             return BUSY

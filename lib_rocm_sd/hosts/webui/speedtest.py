@@ -81,6 +81,7 @@ class WebUI:
 
     @contextmanager
     def queue(self) -> Iterator[None]:
+        a1111_session.end_measuring()
         lock: Any = host.attribute("modules.call_queue", "queue_lock")
         if lock is not None and not lock.acquire(blocking=False):
             raise Busy(AT_WORK)

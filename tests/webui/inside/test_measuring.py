@@ -196,12 +196,32 @@ def test_a_webui_without_a_queue_measures_at_once(timed: Timed, monkeypatch: Any
     assert not session(LEVEL, 0).later()
 
 
-def test_the_speed_test_measures_before_it_times(timed: Timed) -> None:
+def test_the_speed_test_ends_it_and_measures_before_it_times(
+    timed: Timed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ending(threading.Event):
+        def set(self) -> None:
+            super().set()
+            timed.go.set()
+
     webui = timed.webui
-    timed.error = RuntimeError("planted")
+    monkeypatch.setattr(webui.library("hosts.webui.session"), "_ending", Ending())
+    timed.go.clear()
     attention(webui)
-    join(MEASURING)
-    timed.error = None
-    assert engine(webui).unmeasured
+    assert timed.begun.wait(60)
     with webui.library("hosts.webui.speedtest").side.queue():
         assert engine(webui).unmeasured == 0
+        join(MEASURING)
+        assert not webui.call_queue.queue_lock.acquire(blocking=False)
+    assert timed.problems[0] == timed.problems[1], "it was begun anew"
+
+
+def test_pressed_while_a_picture_is_made_nobody_waits(timed: Timed) -> None:
+    webui = timed.webui
+    speed = webui.library("lab.speed_job")
+    with webui.generating():
+        attention(webui)
+        with pytest.raises(speed.Busy), webui.library("hosts.webui.speedtest").side.queue():
+            pass
+    join(MEASURING)
+    assert engine(webui).unmeasured == 0
