@@ -23,7 +23,7 @@ from torch import nn
 
 from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Fact, Manner, Subject
 from lib_rocm_sd.cards.ranks import FailedError, LostError, RankError
-from lib_rocm_sd.cards.replica import Made, Replica
+from lib_rocm_sd.cards.replica import Made, Replica, kind_of
 from lib_rocm_sd.cards.shares import Clock, Shares, Way
 from lib_rocm_sd.engine.selftest import describe, is_out_of_memory
 
@@ -146,7 +146,8 @@ class Card:
         if self._replica is not None or self._starts >= MOST_STARTS:
             return
         self._starts += 1
-        self.reason = "its process is being started"
+        alike = kind_of(self.device) == kind_of(self._home)
+        self.reason = "its process is being started" + ", then its kernels are tried" * (not alike)
         try:
             self._replica, self._opening = self._start(self.device), True
         except OSError as error:

@@ -193,8 +193,14 @@ class Replica:
         try:
             self._link = Link(f"replica on {device}")
             folder = cache.host_directory()
-            where = {"device": str(device), "cache": None if folder is None else str(folder)}
-            self._ask("open", bytes=size, memory=self._shared.name, **where)
+            self._ask(
+                "open",
+                device=str(device),
+                home=kind_of(home),
+                cache=None if folder is None else str(folder),
+                bytes=size,
+                memory=self._shared.name,
+            )
         except LostError as error:
             self._shared.close()
             raise OSError(str(error)) from None

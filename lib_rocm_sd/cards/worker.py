@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
-from lib_rocm_sd import cache, functional, policy
+from lib_rocm_sd import cache, first_trials, functional, policy
 from lib_rocm_sd.cards.blueprint import DECODER, UNET, build, tensors
 from lib_rocm_sd.cards.memory import Board, Shared, settle
 from lib_rocm_sd.cards.ranks import Ranks
@@ -32,6 +32,10 @@ from lib_rocm_sd.unet.takeover import UnetTakeover
 from lib_rocm_sd.vae.steps import Rows
 
 Message = dict[str, Any]
+PREPARE_S = 120.0
+"""So long a card is left out of pictures at most, for its kernels to be compiled and tried; the
+rest follows beside them. Less than Limits.start_s.
+"""
 _ATTENTIONS = ("CrossAttention", "MemoryEfficientCrossAttention")
 
 
@@ -70,8 +74,17 @@ class Worker:
                 return {"kind": "unusable", "reason": "; ".join(info.reasons)}
             torch.cuda.set_device(self._device)
             self._shared.pin(self._device)
-            put_before(engine, print)
+            self._prepare(message["home"])
         return {"kind": "ready", "pinned": self._shared.is_pinned, **self._memory()}
+
+    def _prepare(self, home: Sequence[str]) -> None:
+        """Launch only what was tried. Of a card of another kind than the host's, `home`, that is
+        had before a picture needs it: what the catalog has is compiled and tried.
+        """
+        gate = put_before(engine, print)
+        if list(home) != kind_of(self._device):
+            gate.expect(self._device, engine.launcher(self._device), first_trials.all_classes)
+            gate.wait(PREPARE_S)
 
     def _memory(self) -> Message:
         if self._device.type != "cuda":

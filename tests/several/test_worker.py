@@ -9,9 +9,11 @@ from typing import Any, cast
 import pytest
 import torch
 
+from lib_rocm_sd import first_trials
+from lib_rocm_sd.cards import worker
 from lib_rocm_sd.cards.blueprint import UNET
 from lib_rocm_sd.cards.memory import Shared
-from lib_rocm_sd.cards.replica import kind_of
+from lib_rocm_sd.cards.replica import Limits, kind_of
 from lib_rocm_sd.cards.shares import WARM
 from lib_rocm_sd.cards.worker import CopiedUnet, Worker, _mirror, switches
 from lib_rocm_sd.engine import selftest
@@ -26,6 +28,24 @@ def opened() -> tuple[Shared, Worker]:
     memory = Shared(1 << 16)
     opening = {"device": "cpu", "cache": None, "bytes": memory.size, "memory": memory.name}
     return memory, Worker(opening, lambda number: None)
+
+
+@pytest.mark.parametrize("home", ["gfx1100", "gfx1030"])
+def test_a_card_of_another_kind_is_prepared_before_a_picture_needs_it(
+    home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    gate = SimpleNamespace(
+        expect=lambda device, launch, classes: asked.append(classes), wait=asked.append
+    )
+    monkeypatch.setattr(worker, "put_before", lambda engine, say: gate)
+    monkeypatch.setattr(worker, "kind_of", lambda device: ["hip", "gfx1100", "a card"])
+    monkeypatch.setattr(engine, "launcher", lambda device: None)
+    _, made = opened()
+    made._prepare(["hip", home, "a card"])
+    is_other = home != "gfx1100"
+    assert asked == [first_trials.all_classes, worker.PREPARE_S] * is_other
+    assert Limits().start_s > worker.PREPARE_S
 
 
 def test_a_step_that_runs_out_of_memory_there() -> None:
