@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import cache
+from lib_rocm_sd.engine.gating import Asked, Refusal
 from lib_rocm_sd.engine.measure import Timing, apart, save, stored_like
 from lib_rocm_sd.engine.measurer import MOMENT_S
 from lib_rocm_sd.engine.session import Session
@@ -234,6 +235,39 @@ def test_what_fails_while_it_is_measured_does_not_wait_for_ever(world: World) ->
     user.measure_next()
     assert user.unmeasured == 0
     assert runs(user, op, LARGE).startswith("many")
+
+
+def test_a_gate_that_has_not_decided_is_asked_for_all_and_nothing_is_timed(world: World) -> None:
+    """Measured when it has: its host renews the engine then, and the next call puts it off anew."""
+
+    class Gate:
+        undecided = True
+        asked: set[Any] = set()  # noqa: RUF012 - one test's
+
+        def refusal(self, asked: Asked) -> Refusal | None:
+            self.asked.add(asked.config)
+            return Refusal("being tried", waits=True) if self.undecided else None
+
+        def vouches(self, asked: Asked) -> bool:
+            return True
+
+        def launching(self, asked: Asked, stage: str) -> None:
+            return None
+
+    tiles = {Tile(1): world.few.work, Tile(2): world.many.work}
+    ours = Doubler("ours", 9, ours=True, tiles=tuple(tiles), by_tile=tiles)
+    op, user = op_of(ours, world.few), user_of()
+    user.gate = gate = Gate()
+    assert runs(user, op, LARGE).startswith("few: Auto") and gate.asked == {Tile(1)}
+    user.measure_next()
+    assert gate.asked == {Tile(1), Tile(2)} and user.unmeasured == 0
+    assert not ours.seen and world.few.calls(LARGE.rows) == 1
+    gate.undecided = False
+    user.renew()
+    assert runs(user, op, LARGE).startswith("ours: Auto") and user.unmeasured == 1
+    user.measure_next()
+    assert runs(user, op, LARGE).startswith("ours: Performance: fastest, 100.0 µs")
+    assert ours.seen[-1][1] == Tile(2)
 
 
 def test_who_wants_the_figures_has_all_measured_first_and_nothing_put_off(world: World) -> None:
