@@ -204,11 +204,11 @@ def begin(session: Session, routes: Routes, graphs: Graphs | None = None) -> Cal
     return (_Shielded if autocasts() else Calls)(session, routes, graphs)
 
 
-def _autocasts_before_2_4() -> bool:
-    return torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
-
-
-autocasts: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _autocasts_before_2_4)
+autocasts: Callable[[], bool] = getattr(
+    torch._C,
+    "_is_any_autocast_enabled",  # torch 2.4 and newer
+    lambda: torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled(),
+)
 """Whether any is on."""
 
 

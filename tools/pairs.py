@@ -49,7 +49,7 @@ def usual_pass(
 
     `least_bytes`: what a wave loads in a pass. `chunks`: of the first loops inside it that use LDS;
     what comes after is not passed, as it does again what they did. Raises NoWayError,
-    ControlFlowError, UnknownInstructionError, UnknownRateError.
+    NotUnderstoodError.
     """
     ways = _KeyWays(function, arch, least_bytes)
     outer = [index for index, loop in enumerate(ways.loops) if loop.parent is None]
@@ -101,8 +101,8 @@ class PerPair:
 
 def pairs_in_loop(function: Function, arch: Arch, pairs: int) -> PerPair:
     """Counts per pair in the loop with the most matrix work. Nothing in it may be conditional.
-    `pairs`: those that one wave computes in a pass. Raises NoPairsError, ControlFlowError,
-    UnknownInstructionError, UnknownRateError.
+    `pairs`: those that one wave computes in a pass. Raises NoPairsError,
+    NotUnderstoodError.
     """
     work = analysed(function, arch)
     if work.hot is None:

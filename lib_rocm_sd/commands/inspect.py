@@ -145,7 +145,7 @@ def main(args: argparse.Namespace) -> int:
         print(legend, file=sys.stderr)
         print("[\n" + ",\n".join(json.dumps(asdict(row)) for row in rows) + "\n]")
     else:
-        print("\n\n".join(filter(None, [_shown(rows), _loops_shown(rows), legend])))
+        print("\n\n".join(filter(None, [*_tables(rows), legend])))
     return int(any(row.failure for row in rows))
 
 
@@ -232,13 +232,24 @@ def _cycles(cycles: Cycles) -> Fields:
 # -- as text --------------------------------------------------------------------------------------
 
 
-def _shown(rows: Sequence[InspectedKernel]) -> str:
-    """The table, what failed, and what falls short."""
+def _tables(rows: Sequence[InspectedKernel]) -> list[str]:
+    """The table, with what failed and falls short below it; that of loops, with why some rows have
+    none.
+    """
     compiled = [row for row in rows if not row.failure]
     names = _differing(compiled)
     table: list[list[object]] = [["arch", "kernel", *names, *(head for head, _ in _COLUMNS)]]
+    heads = [head for head, _ in (*LOOP_COLUMNS, *ESTIMATE_COLUMNS)]
+    loops: list[list[object]] = [["arch", "kernel", *names, "loop", "", *heads]]
     for row in compiled:
-        table.append([*_named(row, names), *(getattr(row, field) for _, field in _COLUMNS)])
+        named = [row.arch, row.kernel, *(row.defines.get(name, "") for name in names)]
+        table.append([*named, *(getattr(row, field) for _, field in _COLUMNS)])
+        for index, loop in enumerate(row.loops):
+            counts = [loop.get(field, 0) for _, field in LOOP_COLUMNS]
+            estimates = [loop["estimate"].get(field, "") for _, field in ESTIMATE_COLUMNS]
+            place = f"{'  ' * (loop['depth'] - 1)}{index}"
+            mark = "hot" if loop.get("hot") else ""
+            loops.append([*named, place, mark, *counts, *estimates])
     failures = [f"FAILED {row.failure}" if row.failure else "" for row in rows]
     shortcomings = ["" if row.failure else "; ".join(row.shortcomings) for row in rows]
     told = [
@@ -247,35 +258,16 @@ def _shown(rows: Sequence[InspectedKernel]) -> str:
         for row, text in zip(rows, texts, strict=True)
         if text
     ]
-    return "\n".join([as_table(table), *told])
-
-
-def _loops_shown(rows: Sequence[InspectedKernel]) -> str:
-    """The table of loops, and why there is none for some rows."""
-    compiled = [row for row in rows if not row.failure]
-    names = _differing(compiled)
-    heads = [head for head, _ in (*LOOP_COLUMNS, *ESTIMATE_COLUMNS)]
-    table: list[list[object]] = [["arch", "kernel", *names, "loop", "", *heads]]
-    for row in compiled:
-        for index, loop in enumerate(row.loops):
-            counts = [loop.get(field, 0) for _, field in LOOP_COLUMNS]
-            estimates = [loop["estimate"].get(field, "") for _, field in ESTIMATE_COLUMNS]
-            name = f"{'  ' * (loop['depth'] - 1)}{index}"
-            mark = "hot" if loop.get("hot") else ""
-            table.append([*_named(row, names), name, mark, *counts, *estimates])
     why = dict.fromkeys(f"{r.arch}: {r.listing_failure}" for r in compiled if r.listing_failure)
     absent = [f"no instructions counted for {reason}" for reason in why]
-    return "\n".join([*([as_table(table)] if table[1:] else []), *absent])
+    read = [as_table(loops)] if loops[1:] else []
+    return ["\n".join([as_table(table), *told]), "\n".join([*read, *absent])]
 
 
 def _differing(rows: Sequence[InspectedKernel]) -> list[str]:
     """The definitions that differ between rows."""
     names = list(dict.fromkeys(name for row in rows for name in row.defines))
     return [name for name in names if len({row.defines.get(name) for row in rows}) > 1]
-
-
-def _named(row: InspectedKernel, names: Sequence[str]) -> list[object]:
-    return [row.arch, row.kernel, *(row.defines.get(name, "") for name in names)]
 
 
 def _legend(arches: Sequence[Arch]) -> list[str]:

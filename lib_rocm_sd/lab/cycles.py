@@ -50,8 +50,10 @@ class Kind(Enum):
     """Waits, barriers, hints, cache control: no unit computes or moves anything."""
 
 
-class UnknownInstructionError(ValueError):
-    """A mnemonic that the table does not have."""
+class NotUnderstoodError(ValueError):
+    """An instruction that the table does not have, one without a rate, or one that leads to an
+    address in a register.
+    """
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ _MEMORY = {
 
 @lru_cache(maxsize=4096)
 def work_of(mnemonic: str) -> Work:
-    """What `mnemonic` does. Raises UnknownInstructionError."""
+    """What `mnemonic` does. Raises NotUnderstoodError."""
     if _CACHE_CONTROL.match(mnemonic):
         return Work(Kind.CONTROL)
     unit, _, rest = mnemonic.partition("_")
@@ -134,7 +136,7 @@ def work_of(mnemonic: str) -> Work:
     if unit == "s" and words[-1] in ("b128", "b256", "b512"):  # no scalar computes so wide a value
         kind = Kind.SCALAR_MEMORY if kind is Kind.SCALAR_MEMORY else None
     if kind is None:
-        raise UnknownInstructionError(f"{mnemonic!r} is not in the table of instructions")
+        raise NotUnderstoodError(f"{mnemonic!r} is not in the table of instructions")
     return Work(kind, slots=_slots(mnemonic) if kind is Kind.VECTOR else 1)
 
 
@@ -157,7 +159,7 @@ def _bytes_per_lane(mnemonic: str) -> int:
         return 4
     if "_atomic_" in mnemonic:
         return 8 if mnemonic.endswith("_x2") else 4
-    raise UnknownInstructionError(f"the bytes that {mnemonic!r} moves are not known")
+    raise NotUnderstoodError(f"the bytes that {mnemonic!r} moves are not known")
 
 
 _ENCODING = re.compile(r"(_(e32|e64|dpp|dpp8|sdwa))+$")
@@ -206,7 +208,7 @@ class Mix:
 
 
 def mix_of(instructions: Iterable[Instruction], wave_size: int) -> Mix:
-    """Add up. Raises UnknownInstructionError."""
+    """Add up. Raises NotUnderstoodError."""
     counts: Counter[Kind] = Counter()
     moved: Counter[Kind] = Counter()
     matrix: Counter[str] = Counter()
@@ -229,10 +231,6 @@ def mix_of(instructions: Iterable[Instruction], wave_size: int) -> Mix:
         moved[Kind.SCRATCH],
         dict(matrix),
     )
-
-
-class UnknownRateError(ValueError):
-    """No rate is given for this family or this matrix instruction."""
 
 
 @dataclass(frozen=True)
@@ -258,11 +256,11 @@ class Rates:
     lds_bytes_per_cycle: int = 128
 
     def matrix_cycles_of(self, mnemonic: str) -> int:
-        """Raises UnknownRateError."""
+        """Raises NotUnderstoodError."""
         for pattern, cycles in self.matrix_cycles:
             if re.match(pattern, mnemonic):
                 return cycles
-        raise UnknownRateError(f"no rate is known for {mnemonic}")
+        raise NotUnderstoodError(f"no rate is known for {mnemonic}")
 
 
 def _rdna(wmma_cycles: int, sources: str) -> Rates:
@@ -377,14 +375,14 @@ class Cycles:
 
 
 def rates_of(arch: Arch) -> Rates:
-    """Raises UnknownRateError."""
+    """Raises NotUnderstoodError."""
     if arch.family not in FAMILIES:
-        raise UnknownRateError(f"no rates are known for {arch.family}")
+        raise NotUnderstoodError(f"no rates are known for {arch.family}")
     return FAMILIES[arch.family]
 
 
 def cycles_of(mix: Mix, arch: Arch) -> Cycles:
-    """What `mix` takes of each unit. Raises UnknownRateError."""
+    """What `mix` takes of each unit. Raises NotUnderstoodError."""
     rates, mix = rates_of(arch), mix.beside(arch.matrix)
     matrix = sum(rates.matrix_cycles_of(name) * count for name, count in mix.matrix_names.items())
     vector = mix.vector_slots * rates.vector_cycles

@@ -147,11 +147,7 @@ _MOST_TEXT_BYTES = 1 << 28
 
 
 class NoListingError(Exception):
-    """Nothing here makes text of this code object; `reasons` says what was tried."""
-
-    def __init__(self, reasons: list[str]) -> None:
-        super().__init__("; ".join(reasons))
-        self.reasons = reasons
+    """Nothing here makes text of this code object; the message says what was tried."""
 
 
 _Way = tuple[str, Path, Callable[[], list[Function]]]
@@ -171,7 +167,8 @@ def listing(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> tuple[Fun
             except (ListingError, CompileError) as error:
                 _refused[key] = f"{name} ({path}): {error}"
         reasons.append(_refused[key])
-    raise NoListingError(reasons or ["no llvm-objdump, no libamd_comgr and no clang was found"])
+    none = "no llvm-objdump, no libamd_comgr and no clang was found"
+    raise NoListingError("; ".join(reasons) or none)
 
 
 def named(functions: list[Function], name: str) -> Function:

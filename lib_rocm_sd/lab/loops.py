@@ -16,15 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.lab.cycles import Cycles, Kind, Mix, cycles_of, mix_of
+from lib_rocm_sd.lab.cycles import Cycles, Kind, Mix, NotUnderstoodError, cycles_of, mix_of
 from lib_rocm_sd.lab.listing import Function, Instruction
 
 _END = re.compile(r"s_endpgm(_\w+)?$")
 _NOT_FOLLOWED = re.compile(r"s_(setpc|swappc|call|rfe|cbranch_(g_fork|i_fork|join)|subvector)")
-
-
-class ControlFlowError(ValueError):
-    """A call, or a jump to an address in a register: the ways through it are not known."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,12 @@ class Loop:
 
 
 def blocks_of(function: Function) -> list[Block]:
-    """The basic blocks, in the order of their addresses. Raises ControlFlowError."""
+    """The basic blocks, in the order of their addresses. Raises NotUnderstoodError."""
     code = function.instructions
     starts = {0}
     for index, instruction in enumerate(code):
         if _NOT_FOLLOWED.match(instruction.mnemonic):
-            raise ControlFlowError(f"{function.name}: {instruction.mnemonic} is not followed")
+            raise NotUnderstoodError(f"{function.name}: {instruction.mnemonic} is not followed")
         if instruction.target is not None:
             starts.add(instruction.target)
         if instruction.target is not None or _END.match(instruction.mnemonic):
@@ -220,7 +216,7 @@ class Ways:
     def usual_pass(self, index: int) -> Mix:
         """What one pass of a loop executes, without the loops inside it: the cheapest way that
         reads or writes global memory, if any does. A product of matrices reads its next chunk
-        there, which is a whole one. Raises NoWayError, UnknownInstructionError, UnknownRateError.
+        there, which is a whole one. Raises NoWayError, NotUnderstoodError.
         """
         try:
             passed = self.through(index, 1)
@@ -307,7 +303,7 @@ class KernelWork:
 
 
 def analysed(function: Function, arch: Arch) -> KernelWork:
-    """Raises ControlFlowError, UnknownInstructionError, UnknownRateError, NoWayError."""
+    """Raises NotUnderstoodError, NoWayError."""
     ways = Ways(function, arch)
     straight = ways.standing(straight_blocks(ways.blocks, ways.loops))
     works: list[LoopWork] = []

@@ -138,7 +138,8 @@ def registered(rows: Sequence[TorchOp], namespace: str = NAMESPACE) -> Library:
         overload = getattr(getattr(torch.ops, namespace), row.name).default
         for key in ("CPU", "CUDA"):
             library.impl(row.name, _computing(row), key)
-        _register_shapes(library, row, f"{namespace}::{row.name}")
+        tell = torch.library.register_fake if KEEPS_WHOLE else torch.library.impl_abstract
+        tell(f"{namespace}::{row.name}", partial(shapes_of, row), lib=library)
         how = {"with_keyset": True} if _WITH_KEYSET else {}
         library.impl(row.name, _followed(row, overload), "Autograd", **how)
     return library
@@ -161,17 +162,7 @@ def _computing(row: TorchOp) -> Callable[..., Results]:
     return apart
 
 
-def _register_shapes(library: Library, row: TorchOp, name: str) -> None:
-    def shapes(*arguments: Any) -> Results:
-        return shapes_of(row, arguments)
-
-    if KEEPS_WHOLE:
-        torch.library.register_fake(name, shapes, lib=library)
-    else:
-        torch.library.impl_abstract(name, shapes, lib=library)
-
-
-def shapes_of(row: TorchOp, arguments: Sequence[Any]) -> Results:
+def shapes_of(row: TorchOp, *arguments: Any) -> Results:
     """Empty results. A caller's mistake is the ValueError that the engine raises; sizes may be
     symbols.
     """
@@ -186,7 +177,7 @@ def _on_meta(row: TorchOp, arguments: Sequence[Any]) -> Results:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        made = shapes_of(row, [_moved(item, "cpu") for item in arguments])
+        made = shapes_of(row, *(_moved(item, "cpu") for item in arguments))
     if isinstance(made, torch.Tensor):
         return _moved(made, "meta")
     return tuple(_moved(item, "meta") for item in made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lib_rocm_sd.lab.cycles import NotUnderstoodError
 from lib_rocm_sd.lab.listing import (
     Function,
     Instruction,
@@ -11,7 +12,7 @@ from lib_rocm_sd.lab.listing import (
     from_assembly,
     from_disassembly,
 )
-from lib_rocm_sd.lab.loops import ControlFlowError, blocks_of, loops_of, straight_blocks
+from lib_rocm_sd.lab.loops import blocks_of, loops_of, straight_blocks
 
 NESTED = """
 	.text
@@ -128,7 +129,7 @@ def test_what_is_never_reached_has_no_loops() -> None:
 
 def test_a_call_is_not_followed() -> None:
     code = (Instruction(("s_swappc_b64",)), Instruction(("s_endpgm",)))
-    with pytest.raises(ControlFlowError, match="s_swappc_b64 is not followed"):
+    with pytest.raises(NotUnderstoodError, match="s_swappc_b64 is not followed"):
         blocks_of(Function("f", code))
 
 

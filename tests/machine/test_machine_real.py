@@ -146,7 +146,7 @@ def test_inspect_prints_the_loops(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("_one_attention")
 @pytest.mark.parametrize(
     ("error", "exit_status"),
-    [(listing.NoListingError(["nothing here"]), 0), (None, 1)],
+    [(listing.NoListingError("nothing here"), 0), (None, 1)],
 )
 def test_inspect_says_what_it_could_not_count(
     monkeypatch: pytest.MonkeyPatch,
