@@ -19,6 +19,9 @@ the same card twice is allowed.
 """
 
 
+BESIDE_ZLUDA = "torch runs through ZLUDA, which processes of other cards would have to load, too"
+
+
 @dataclass(frozen=True)
 class Chosen:
     """`devices` beside one's own; `left`: why others are not among them."""
@@ -40,6 +43,8 @@ def chosen(home: torch.device, text: str = "", environ: Mapping[str, str] = os.e
     count = torch.cuda.device_count()
     if count < 2:
         return Chosen((), (f"there is one card, {identify(home).name}: nothing to divide with",))
+    if identify(home).backend == "zluda":
+        return Chosen((), (BESIDE_ZLUDA,))
     numbers, left = _numbers(text, own, count)
     devices = []
     for number in numbers:

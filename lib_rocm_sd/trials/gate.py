@@ -490,11 +490,11 @@ class Gate:
 
 
 def _free_bytes(place: Place) -> int:
-    """Of its device memory, that no tensor is in."""
-    if not torch.cuda.is_available():
-        return 0
-    with memory.recording:
-        return memory.free_bytes(torch.device("cuda", place.index))
+    """Of its device memory, that no tensor is in; none where torch cannot tell."""
+    if torch.cuda.is_available():
+        with suppress(RuntimeError), memory.recording:
+            return memory.free_bytes(torch.device("cuda", place.index))
+    return 0
 
 
 def put_before(engine: Engine, say: Say) -> Gate:

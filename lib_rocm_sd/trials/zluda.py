@@ -50,9 +50,10 @@ PATIENCE_S = 120.0
 
 _Card = tuple[str, int]
 _lock = threading.RLock()
+_infos: dict[_Card, DeviceInfo] = {}
 _answers: dict[_Card, tuple[str, ...]] = {}
 _running: dict[_Card, threading.Thread] = {}
-_listeners: list[Callable[[], object]] = []
+_tell: Callable[[], object] = bool
 
 
 def judge(info: DeviceInfo) -> tuple[str, ...]:
@@ -67,15 +68,18 @@ def judge(info: DeviceInfo) -> tuple[str, ...]:
         return _answers.get(card, (WAITS,))
 
 
-def _begin(info: DeviceInfo, card: _Card) -> None:
-    """Read the verdict, or have it found out. The lock is held."""
+def _begin(info: DeviceInfo, card: _Card, anew: bool = False) -> None:
+    """Read the verdict, or have it found out; `anew`: whatever it is. The lock is held."""
     assert info.arch is not None
+    _infos[card] = info
     try:
         here = places.here(info, info.index, info.arch)
     except (LaunchError, OSError) as error:
         _answers[card] = (f"torch runs through ZLUDA: {error}",)
         return
     key = cache.key_of("zluda 1", __version__, here.halt_key, str(here.index))
+    if anew:
+        verdicts.forget(key)
     kept = verdicts.read(key)
     if kept is not None and not kept.asks_again:
         _answers[card] = _reasons(kept)
@@ -83,6 +87,21 @@ def _begin(info: DeviceInfo, card: _Card) -> None:
     work = partial(_find_out, here, key, card)
     _running[card] = threading.Thread(target=work, name="rocm_sd ZLUDA", daemon=True)
     _running[card].start()
+
+
+def is_refused() -> bool:
+    """Whether `ask` has something to ask for. Takes no lock."""
+    return not _running and any(list(_answers.values()))
+
+
+def ask() -> bool:
+    """The user wants what was refused to be tested again; False where there is nothing."""
+    with _lock:
+        refused = [card for card, reasons in _answers.items() if reasons] if not _running else []
+        for card in refused:
+            del _answers[card]
+            _begin(_infos[card], card, anew=True)
+    return bool(refused)
 
 
 def is_running() -> bool:
@@ -100,12 +119,12 @@ def settle(devices: Iterable[torch.device]) -> None:
 
 
 def listen(tell: Callable[[], object]) -> bool:
-    """Have `tell` called in another thread, once, when an answer has come; False where none will
-    come.
+    """Have `tell`, and nobody else, called in another thread whenever an answer has come; False
+    where none is to come now.
     """
+    global _tell
     with _lock:
-        if _running:
-            _listeners.append(tell)
+        _tell = tell
         return bool(_running)
 
 
@@ -122,11 +141,9 @@ def _find_out(here: Place, key: str, card: _Card) -> None:
     with _lock:
         _answers[card] = found
         del _running[card]
-        listeners = list(_listeners)
-        _listeners.clear()
+        tell = _tell
     engine.renew()
-    for tell in listeners:
-        tell()
+    tell()
 
 
 def _reasons(verdict: Verdict) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,13 @@ def test_one_card(machine: Any) -> None:
     assert not found.devices
     assert found.left == ("there is one card, Card 0: nothing to divide with",)
     assert cards.chosen(torch.device("cpu"), "", {}).left == ("this is not a GPU",)
+
+
+def test_beside_zluda_there_is_one_card(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(2)
+    known = cards.identify(HOME)
+    monkeypatch.setattr(cards, "identify", lambda device: replace(known, backend="zluda"))
+    assert cards.chosen(HOME, "", {}) == cards.Chosen((), (cards.BESIDE_ZLUDA,))
 
 
 def test_a_card_that_is_not_known(machine: Any) -> None:

@@ -371,6 +371,24 @@ def test_who_listens_is_told_once(judged: list[Verdict], monkeypatch: pytest.Mon
     assert told == [()]
 
 
+def test_what_was_refused_is_tested_again_when_somebody_asks(
+    judged: list[Verdict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at a later start; who listens is told again."""
+    judged += [Verdict(judging.SUBJECT, FAULTED, "it crashed"), Verdict(judging.SUBJECT, PASSED)]
+    assert not judging.is_refused() and not judging.ask()
+    assert "it crashed" in answers()[1][0]
+    again(monkeypatch)
+    assert "it crashed" in judging.judge(INFO)[0]
+    told: list[Sequence[str]] = []
+    assert not judging.listen(lambda: told.append(judging.judge(INFO)))
+    assert judging.is_refused() and judging.ask()
+    judging.settle(())
+    assert told == [()] and not judging.is_refused() and not judging.ask()
+    again(monkeypatch)
+    assert judging.judge(INFO) == ()
+
+
 def test_a_failure_of_ours_is_a_reason(
     judged: list[Verdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:

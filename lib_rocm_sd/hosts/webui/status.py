@@ -46,7 +46,7 @@ def _look(options: Options) -> Status:
     if info.reasons:
         lines = tuple(sentences().splitlines())
         told = "not active, see below" if info.arch else "not active, no supported GPU"
-        return Status(told, lines, _without_us(info))
+        return Status(told, lines, _without_us(info), risk=trials.risk())
     work, progress = _at_work()
     said = sentences() if options.enable else "Pictures are exactly as without this extension."
     if options.enable and options.level == PERFORMANCE.name and engine.unmeasured:
@@ -58,7 +58,7 @@ def _look(options: Options) -> Status:
         tuple(report.snapshot()["events"][-EVENTS_SHOWN:]),
         progress=progress,
         work=work,
-        risk=trials.RISK if trials.barred() else "",
+        risk=trials.risk(),
         failure=failure,
         speed_tab=_speed_tab(),
     )

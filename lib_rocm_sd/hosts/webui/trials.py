@@ -26,11 +26,19 @@ from lib_rocm_sd.trials.gate import Gate, GateState
 from lib_rocm_sd.trials.subject import Subject
 
 PENDING = "kernels are being tried"
+MAY_FREEZE = (
+    "This may freeze the screen for some seconds, or until you restart the machine. Save your work "
+    "first."
+)
 RISK = (
     'Some kernels are not used because testing them went wrong. "Check this card" tests them '
-    "again, one by one, in separate processes. This may freeze the screen for some seconds, or "
-    "until you restart the machine. Save your work first."
+    f"again, one by one, in separate processes. {MAY_FREEZE}"
 )
+ZLUDA_RISK = (
+    'Nothing runs on our kernels because testing ZLUDA went wrong. "Check this card" tests it '
+    f"again in a separate process. {MAY_FREEZE}"
+)
+ZLUDA_AGAIN = "ZLUDA will be tested again in a separate process, which may take minutes."
 TRAINING = "training"
 """Beside the parts of AT_START."""
 ORDER = "order"
@@ -131,14 +139,18 @@ class Trials:
         """How far it is."""
         return self._gate.state() if self._gate is not None else GateState()
 
-    def barred(self) -> bool:
-        """Whether there is anything that the owner may have tried again."""
+    def risk(self) -> str:
+        """What may happen if the owner has tried again what is barred; empty where nothing is."""
         state = self.state()
-        return bool(state.refused or state.halted) and not state.running
+        if zluda.is_refused():
+            return ZLUDA_RISK
+        return RISK if (state.refused or state.halted) and not state.running else ""
 
     def check(self) -> str:
         """The owner wants what is barred to be tried again; what was done, in a sentence."""
         gate = self._gate
+        if zluda.ask():
+            return ZLUDA_AGAIN
         if gate is None:
             return NOTHING
         if gate.state().running:
@@ -232,7 +244,7 @@ order = trials.order
 pending = trials.pending
 waits = trials.waits
 state = trials.state
-barred = trials.barred
+risk = trials.risk
 check = trials.check
 look_again = trials.look_again
 forget = trials.forget

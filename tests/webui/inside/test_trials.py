@@ -467,4 +467,15 @@ def test_beside_zluda_ours_waits_for_a_test_which_decides(
     again = start(gpu=gpu)
     assert (again.applied == "ROCm SD") == (outcome == "passed")
     assert card.tests == 1 and not webui.errors_reported
+    assert button(again) == (outcome == "faulted")
+    if outcome == "faulted":
+        assert "testing ZLUDA went wrong" in refresh(again)[2]
+        card.tested.clear()
+        card.outcome = "passed"
+        status, shown = check(again)
+        assert "ZLUDA will be tested again in a separate process" in status and not shown
+        card.tested.set()
+        until(again.is_ours)
+        settled(again, until)
+        assert card.tests == 2 and not button(again) and not again.errors_reported
     card.end(until)
