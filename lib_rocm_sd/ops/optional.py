@@ -62,15 +62,16 @@ def module(name: str) -> ModuleType:
 # Whether our kernels in Triton (triton_kernels/) can run here.
 
 
-LAUNCHING = "lib_rocm_sd.triton_kernels.launching"
+TRITON = ("triton", "lib_rocm_sd.triton_kernels.run")
+"""The package, and the module that launches them."""
 
 
-def triton_refusals(arch: Arch | None, run: str) -> list[str]:
-    """Why no kernel of ours in Triton can run here; `run` is the module that launches it."""
+def triton_refusals(arch: Arch | None) -> list[str]:
+    """Why no kernel of ours in Triton can run here."""
     none = card_refusals(arch)
     if none:
         return none
-    why = absent("triton", run) or module(LAUNCHING).too_old()
+    why = absent(*TRITON) or module(TRITON[1]).too_old()
     return [why] if why else []
 
 

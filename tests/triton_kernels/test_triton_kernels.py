@@ -44,7 +44,7 @@ from lib_rocm_sd.ops.group_norm.torch import TritonGroupNorm
 from lib_rocm_sd.ops.group_norm.op import GROUP_NORM_SILU
 from lib_rocm_sd.ops.group_norm.problem import ODD, GroupNormProblem
 from lib_rocm_sd.triton_kernels.attention import TritonConfig
-from lib_rocm_sd.triton_kernels.group_norm_run import CONFIGS, NormTile
+from lib_rocm_sd.triton_kernels.run import NORM_TILES, NormTile
 
 def judged(op, variant, config, problem, changed={}):
     inputs = op.make_inputs(problem, torch.device("cpu"), 1)._replace(**changed)
@@ -75,7 +75,7 @@ further = (
 )
 known = [p for p in ODD if "bfloat16" not in (p.dtype, p.affine) and p.dtype != "float64"]
 for problem in (*known, *further):  # it does not know bfloat16
-    made, inputs = judged(GROUP_NORM_SILU, TritonGroupNorm(), CONFIGS[0], problem)
+    made, inputs = judged(GROUP_NORM_SILU, TritonGroupNorm(), NORM_TILES[0], problem)
     kind = torch.channels_last if problem.channels_last else torch.contiguous_format
     assert made.is_contiguous(memory_format=kind)
 x = torch.randn(1, 16, 40, 40) * 1e-3 + 1000  # a mean of which float32 keeps few digits
@@ -88,7 +88,7 @@ assert error < 0.03, error  # one step of float32 at 1000 is 6e-5
 strided = torch.randn(2, 16, 9, 7)[..., ::2]
 problem = GroupNormProblem(2, 16, 9, 4, "float32", False, True, 4, "none")
 given = {"x": strided, "gamma": None, "beta": None, "groups": 4, "silu": True}
-judged(GROUP_NORM_SILU, TritonGroupNorm(), CONFIGS[0], problem, given)
+judged(GROUP_NORM_SILU, TritonGroupNorm(), NORM_TILES[0], problem, given)
 """
 
 
@@ -133,7 +133,7 @@ def test_a_head_is_cut_into_few_columns() -> None:
 
 def test_only_on_amd_a_head_is_two_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_triton()
-    from lib_rocm_sd.triton_kernels.attention_run import cut
+    from lib_rocm_sd.triton_kernels.run import cut
 
     for hip, found in (("7.0", [(32, 16), (64, 16)]), (None, [(64, 0), (128, 0)])):
         monkeypatch.setattr(torch.version, "hip", hip)
@@ -209,18 +209,18 @@ def test_without_triton_or_with_an_old_one_there_is_a_reason(
     monkeypatch.setattr(optional, "absent", lambda package, module: "")
     old = SimpleNamespace(too_old=lambda: "triton 2.1.0 is older than 3.0")
     monkeypatch.setattr(optional, "module", lambda name: old)
-    assert optional.triton_refusals(ARCH, "any") == ["triton 2.1.0 is older than 3.0"]
+    assert optional.triton_refusals(ARCH) == ["triton 2.1.0 is older than 3.0"]
 
 
 def test_which_triton_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_triton()
-    from lib_rocm_sd.triton_kernels import launching
+    from lib_rocm_sd.triton_kernels import run
 
     for version, old in (("2.1.0", True), ("3.0.0", False), ("3.9.0+git1", False), ("4.0", False)):
-        monkeypatch.setattr(launching.triton, "__version__", version)
-        assert bool(launching.too_old()) == old
-    with pytest.raises(RuntimeError, match="Triton, a tile: "), launching.launching(CPU, "a tile"):
-        raise launching.triton.OutOfResources(2, 1, "shared memory")
+        monkeypatch.setattr(run.triton, "__version__", version)
+        assert bool(run.too_old()) == old
+    with pytest.raises(RuntimeError, match="Triton, a tile: "), run.launching(CPU, "a tile"):
+        raise run.triton.OutOfResources(2, 1, "shared memory")
 
 
 GPU_CASES: list[tuple[Op[Any, Any], Any, Any]] = [

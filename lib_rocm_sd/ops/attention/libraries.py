@@ -24,7 +24,7 @@ from lib_rocm_sd.ops.base import HALVES, Call, Variant, halves_only, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import gradient_refusals
 from lib_rocm_sd.ops.lazily import torch
-from lib_rocm_sd.ops.optional import card_refusals, triton_refusals
+from lib_rocm_sd.ops.optional import TRITON, card_refusals, triton_refusals
 
 MOST_HEAD_DIM = 256
 MOST_TOKENS = 1 << 20
@@ -322,7 +322,6 @@ def _module() -> Any:
 # Attention by our kernel in Triton, where Triton is installed.
 
 
-RUN = "lib_rocm_sd.triton_kernels.attention_run"
 MASKS = ("none", "bool", "float16", "bfloat16", "float32")
 REACH = 1 << 31
 """Elements from the first of a head to one that 32 bits do not count."""
@@ -336,7 +335,7 @@ class TritonAttention(Variant[AttentionProblem, AttentionInputs]):
 
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
         p = problem
-        return triton_refusals(arch, RUN) or reasons(
+        return triton_refusals(arch) or reasons(
             halves_only(p.dtype),
             (p.mask not in MASKS, f"a {p.mask} mask: it takes {', '.join(MASKS[1:])}"),
             (p.head_dim > MOST_HEAD_DIM, f"head_dim {p.head_dim}: it takes up to {MOST_HEAD_DIM}"),
@@ -358,15 +357,15 @@ class TritonAttention(Variant[AttentionProblem, AttentionInputs]):
         ) + gradient_refusals(*inputs[:4])
 
     def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[Any]:
-        if optional.absent("triton", RUN):
+        if optional.absent(*TRITON):
             return (None,)
-        found: Sequence[Any] = optional.module(RUN).configs(problem.head_dim)
+        found: Sequence[Any] = optional.module(TRITON[1]).attention_configs(problem.head_dim)
         return found
 
     def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
         q, k, v, mask, scale = call.inputs
         full = None if mask is None else expand_mask(mask, q, k)
-        made: torch.Tensor = optional.module(RUN).run(
+        made: torch.Tensor = optional.module(TRITON[1]).attention(
             call.config, q, k, v, full, scale_of(q, scale)
         )
         return made

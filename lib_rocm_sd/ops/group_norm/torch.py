@@ -26,7 +26,7 @@ from lib_rocm_sd.ops.group_norm.problem import (
     NormProblem,
 )
 from lib_rocm_sd.ops.lazily import F, torch
-from lib_rocm_sd.ops.optional import triton_refusals
+from lib_rocm_sd.ops.optional import TRITON, triton_refusals
 
 
 class _Torch(Variant[Any, Any]):
@@ -109,7 +109,6 @@ class TorchGroupNorm(_Torch):
 # GroupNorm and SiLU by our kernels in Triton, where Triton is installed.
 
 
-RUN = "lib_rocm_sd.triton_kernels.group_norm_run"
 MOST_WIDTH = 1024
 """Channels of a group: one program merges them."""
 
@@ -122,7 +121,7 @@ class TritonGroupNorm(Variant[GroupNormProblem, GroupNormInputs]):
 
     def refusals(self, arch: Arch | None, problem: GroupNormProblem) -> list[str]:
         p, width = problem, problem.channels // problem.groups
-        return triton_refusals(arch, RUN) or reasons(
+        return triton_refusals(arch) or reasons(
             (p.dtype == "float64", "float64: it computes in float32"),
             (p.added, "something is added to the image"),
             (width > MOST_WIDTH, f"{width} channels of a group: it takes up to {MOST_WIDTH}"),
@@ -135,15 +134,15 @@ class TritonGroupNorm(Variant[GroupNormProblem, GroupNormInputs]):
         return reasons((apart, "gamma or beta has gaps")) + gradient_refusals(x, gamma, beta)
 
     def configs(self, arch: Arch | None, problem: GroupNormProblem) -> Sequence[Any]:
-        if optional.absent("triton", RUN):
+        if optional.absent(*TRITON):
             return (None,)
-        found: Sequence[Any] = optional.module(RUN).CONFIGS
+        found: Sequence[Any] = optional.module(TRITON[1]).NORM_TILES
         return found
 
     def run(self, call: Call[GroupNormProblem, GroupNormInputs]) -> torch.Tensor:
         x, gamma, beta, groups, eps, silu, _ = call.inputs
         image, last = dense(x)
-        made: torch.Tensor = optional.module(RUN).run(
+        made: torch.Tensor = optional.module(TRITON[1]).group_norm(
             call.config, image, last, gamma, beta, groups, eps, silu
         )
         return made
