@@ -145,3 +145,5 @@ def test_a_whole_one(checkout: Path, environments: list[str], tmp_path: Path) ->
     assert "weights from elsewhere in each call" in played["status in parts"]  # the VAE's
     assert played["status"].startswith("Attention runs on our kernel (gfx1100).")
     assert "The VAE runs on our kernels." in played["status"]
+    assert 'ROCm SD: "Performance, attention: rocm_sd"' in played["measured"]["info"]
+    assert played["measured"]["put off"] > 0 == played["measured"]["left"]

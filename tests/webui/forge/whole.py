@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,6 +198,18 @@ def _fill(module: torch.nn.Module) -> None:
     module.load_state_dict(found)
 
 
+def measured(modules: Any) -> dict[str, Any]:
+    """A picture at the level Performance; what it has put off, and what is left some time after."""
+    engine: Any = importlib.import_module("lib_rocm_sd.engine.engine").engine
+    with importlib.import_module("modules.call_queue").queue_lock:
+        made = picture(modules, True, "Performance", "Off", 0, "Off")
+        made["put off"] = engine.unmeasured
+    for thread in threading.enumerate():
+        if thread.name == "rocm_sd measuring":
+            thread.join()
+    return made | {"left": engine.unmeasured}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     modules = start()
@@ -213,6 +226,7 @@ def main() -> None:
             found["in parts, off"] = picture(modules, False)
         found["blocks again"] = picture(modules, *blocks)
         found["status"] = status.sentences()
+        found["measured"] = measured(modules)
     (DATA / "found.json").write_text(json.dumps(found), encoding="utf-8")
 
 
