@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from lib_rocm_sd.graphs import programs
 from lib_rocm_sd.graphs.memory import Result
@@ -103,15 +102,21 @@ class _Seen(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.set_.source_Storage_storage_offset:
             return func(*args, **(kwargs or {}))
-        given, named = tree_map(self.kept, args), tree_map(self.kept, kwargs or {})
+        given, named = self.kept(args), self.kept(kwargs or {})
         made = func(*args, **(kwargs or {}))
         aliases = [r.alias_info for r in func._schema.returns if r.alias_info is not None]
         if all(alias.is_write for alias in aliases):
-            self.done.append((func, given, named, tree_map(self.kept, made)))
+            self.done.append((func, given, named, self.kept(made)))
         return made
 
     def kept(self, item: Any) -> Any:
-        """Another tensor of the same memory; one that does not hold it where others lend it."""
+        """Another tensor of the same memory; one that does not hold it where others lend it. Of
+        lists likewise: torch's own `tree_map` was a quarter of the time.
+        """
+        if isinstance(item, (tuple, list)):
+            return type(item)([self.kept(each) for each in item])
+        if isinstance(item, dict):
+            return {name: self.kept(each) for name, each in item.items()}
         if not isinstance(item, torch.Tensor):
             return item
         lent = any(result.holds(item) for result in self._desk.results)

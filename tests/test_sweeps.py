@@ -59,6 +59,14 @@ def test_names_of_another_object_are_no_values() -> None:
     assert kept(make=[object() for _ in range(8)]) == [0, 7]
 
 
+@pytest.mark.parametrize(("thinned", "kept"), [("", 20), ("1", 3)])
+def test_a_loop_has_a_part_of_its_cases(
+    monkeypatch: pytest.MonkeyPatch, thinned: str, kept: int
+) -> None:
+    monkeypatch.setenv(sweeps.VARIABLE, thinned)
+    assert len(sweeps.some(range(20))) == kept
+
+
 def item(nodeid: str, **params: Any) -> Any:
     return SimpleNamespace(nodeid=nodeid, callspec=SimpleNamespace(params=params))
 

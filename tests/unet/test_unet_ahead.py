@@ -44,6 +44,7 @@ from lib_rocm_sd.ops.linear import inputs as linear_inputs
 from lib_rocm_sd.shipped import AT_START, part_specs, shipped
 from lib_rocm_sd.trials.subject import Subject, subjects
 from lib_rocm_sd.unet.takeover import take_over
+from tests import sweeps
 from tests.unet.steps import arguments
 
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
@@ -172,13 +173,18 @@ def everywhere() -> Callable[[Arch], dict[KernelSpec, str]]:
     """What a GPU launches at all usual sizes and batches, and where. Asked once for GPUs whose rows
     agree in all that was read for a kind of problem.
     """
+    steps = [
+        (unet, width, height, batch)
+        for unet, sides in ((SD15, range(384, 1088, 64)), (SDXL, range(640, 1600, 64)))
+        for width, height in combinations_with_replacement(sides, 2)
+        for batch in (1, 2, 3, 4, 6, 8)
+        if 2 * width >= height
+    ]
     kinds: dict[type, dict[Problem, str]] = {}
-    for unet, sides in ((SD15, range(384, 1088, 64)), (SDXL, range(640, 1600, 64))):
-        for width, height in combinations_with_replacement(sides, 2):
-            for batch in (1, 2, 3, 4, 6, 8) if 2 * width >= height else ():
-                where = f"{unet.name} {width}x{height}, batch {batch}"
-                for layer in step(unet, width, height, batch):
-                    kinds.setdefault(type(layer.problem), {})[layer.problem] = where
+    for unet, width, height, batch in sweeps.some(steps):
+        where = f"{unet.name} {width}x{height}, batch {batch}"
+        for layer in step(unet, width, height, batch):
+            kinds.setdefault(type(layer.problem), {})[layer.problem] = where
     launches: dict[type, list[tuple[dict[str, Any], dict[KernelSpec, str]]]]
     launches = {kind: [] for kind in kinds}
 
