@@ -18,7 +18,8 @@ from tests.vae.vae_models import needs_half
 
 pytest.importorskip("diffusers")
 
-STEPS = 16
+STEPS, IMAGES = 8, 16
+"""At least so many of each are compared."""
 HALVES = [torch.bfloat16, pytest.param(torch.float16, marks=needs_half)]
 FAMILIES = ["SD 1.5", "SD 2", "SDXL", "inpainting", "ldm", "ldm linear", "ldm deep", "ldm 9"]
 LDM: dict[str, dict[str, Any]] = {
@@ -54,10 +55,11 @@ def compared(family: str, dtype: torch.dtype, **size: Any) -> None:
     """
     half = unet_of(family).to(dtype)
     wide = copy.deepcopy(half).float()
-    steps = [models.in_dtype(inputs_of(family, seed=i, **size), dtype) for i in range(STEPS)]
+    count = max(STEPS, IMAGES // size.get("batch", 2))
+    steps = [models.in_dtype(inputs_of(family, seed=i, **size), dtype) for i in range(count)]
     every = models.batched(steps)
-    exact = models.step(wide, models.in_dtype(every, torch.float32)).unflatten(0, (STEPS, -1))
-    theirs = models.step(half, every).unflatten(0, (STEPS, -1))
+    exact = models.step(wide, models.in_dtype(every, torch.float32)).unflatten(0, (count, -1))
+    theirs = models.step(half, every).unflatten(0, (count, -1))
     first = models.step(half, steps[0])
     taken = take_over(half)
     assert_all_ours(taken)
@@ -75,7 +77,7 @@ def compared(family: str, dtype: torch.dtype, **size: Any) -> None:
 
 def _mean_errors(made: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
     found = [models.errors(one, other) for one, other in zip(made, exact, strict=True)]
-    return sum(item[0] for item in found) / STEPS, sum(item[1] for item in found) / STEPS
+    return sum(item[0] for item in found) / len(found), sum(item[1] for item in found) / len(found)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
