@@ -269,12 +269,13 @@ def run(
     where the machine stops the file says at which. Raises OSError where it cannot be.
     """
     from lib_rocm_sd.engine.planner import default_launcher
+    from lib_rocm_sd.engine.selftest import describe
 
     launch, why = None, ""
     try:
         launch = default_launcher(card.place, card.arch)
     except (RuntimeError, OSError) as error:
-        why = _short(error)
+        why = _clean(describe(error))
     rows: list[Row] = []
     for number, case in enumerate(cases, 1):
         document["running"] = f"{case.op.name}, {case.variant.name}: {case.problem}"
@@ -308,13 +309,13 @@ def tested(row: Row, case: Subject, launch: Launch, card: Gpu) -> Row:
     try:
         codes = [build.build(spec, card.arch) for spec in case.specs]
     except CompileError as error:
-        return replace(row, reason=f"does not compile: {_short(error)}")
+        return replace(row, reason=f"does not compile: {_clean(selftest.describe(error))}")
     start = time.monotonic()
     try:
         check = selftest.check(case.op, case.variant, case.config, launch, case.problem, card.place)
         worst, reason = check.error, _clean(check.reason)
     except (RuntimeError, MemoryError) as failure:  # "out of memory" is not the kernel's fault
-        worst, reason = math.inf, _short(failure)
+        worst, reason = math.inf, _clean(selftest.describe(failure))
     return replace(
         row,
         compilers=tuple(dict.fromkeys(_clean(code.compiler) for code in codes)),
@@ -324,11 +325,6 @@ def tested(row: Row, case: Subject, launch: Launch, card: Gpu) -> Row:
         seconds=round(time.monotonic() - start, 3),
         reason=reason,
     )
-
-
-def _short(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return _clean(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
 
 
 def _clean(text: str) -> str:
