@@ -1,25 +1,22 @@
 """A kernel's machine code as text, and that as functions of instructions with resolved branches.
 
-By llvm-objdump, by libamd_comgr, or, where neither knows the chip, as the assembly of the clang
-that made it. In a disassembly a branch has a distance, in assembly a label.
+By libamd_comgr or, where that does not know the chip, as the assembly of the clang that made it. In
+a disassembly a branch has a distance, in assembly a label.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.runtime import build, compilers, process, source
-from lib_rocm_sd.runtime.clang import OLDEST, Clang
+from lib_rocm_sd.runtime import build, compilers, source
+from lib_rocm_sd.runtime.clang import Clang
 from lib_rocm_sd.runtime.library_compilers import LibraryCompiler
 
 
@@ -140,12 +137,6 @@ def _jumped(text: str, labels: dict[str, int]) -> Instruction:
     return Instruction(mnemonics, labels[label])
 
 
-_EXE = ".exe" if sys.platform == "win32" else ""
-_NEWEST = 24
-_LIMIT_S = 120.0
-_MOST_TEXT_BYTES = 1 << 28
-
-
 class NoListingError(Exception):
     """Nothing here makes text of this code object; the message says what was tried."""
 
@@ -167,8 +158,7 @@ def listing(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> tuple[Fun
             except (ListingError, CompileError) as error:
                 _refused[key] = f"{name} ({path}): {error}"
         reasons.append(_refused[key])
-    none = "no llvm-objdump, no libamd_comgr and no clang was found"
-    raise NoListingError("; ".join(reasons) or none)
+    raise NoListingError("; ".join(reasons) or "no libamd_comgr and no clang was found")
 
 
 def named(functions: list[Function], name: str) -> Function:
@@ -180,39 +170,14 @@ def named(functions: list[Function], name: str) -> Function:
 
 
 def _ways(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> Iterator[_Way]:
-    every = list(compilers.in_order(arch))
-    clangs = [compiler for compiler in every if isinstance(compiler, Clang)]
-    for path in _objdumps(clangs):
-        yield "llvm-objdump", path, partial(_by_objdump, path, kernel.code)
-    for compiler in every:
+    own: list[Clang] = []
+    for compiler in compilers.in_order(arch):
         if isinstance(compiler, LibraryCompiler) and compiler.name == "comgr":
             yield "comgr", compiler.path, partial(_by_comgr, compiler, arch, kernel.code)
-    own = (each for each in clangs if each.name == kernel.compiler and not each.refusals(arch))
-    for clang in islice(own, 1):  # another version's assembly is other code
+        elif isinstance(compiler, Clang) and compiler.name == kernel.compiler:
+            own += [] if compiler.refusals(arch) else [compiler]
+    for clang in own[:1]:  # another version's assembly is other code
         yield f"assembly of {clang.name}", clang.path, partial(_by_compiler, clang, spec, arch)
-
-
-def _objdumps(clangs: list[Clang]) -> list[Path]:
-    """Each llvm-objdump: those beside a clang first, then in PATH, the newest first."""
-    paths = [
-        folder / f"llvm-objdump{_EXE}"
-        for clang in clangs
-        for folder in (clang.path.parent, clang.path.resolve().parent)
-    ]
-    names = [f"llvm-objdump-{version}" for version in range(_NEWEST, OLDEST - 1, -1)]
-    paths += [Path(path) for path in map(shutil.which, [*names, "llvm-objdump"]) if path]
-    return list({path.resolve(): path for path in reversed(paths) if path.is_file()}.values())[::-1]
-
-
-def _by_objdump(path: Path, code: bytes) -> list[Function]:
-    with process.work_folder() as folder:
-        file = folder / "kernel.co"
-        file.write_bytes(code)
-        done = process.run([path, "-d", file], _LIMIT_S, output_limit_bytes=_MOST_TEXT_BYTES)
-    if done.trouble:
-        said = re.search(r"(?:LLVM ERROR|error): .*", done.output)
-        raise ListingError(f"{done.trouble}: {said[0] if said else done.output[:200]}")
-    return from_disassembly(done.output)
 
 
 def _by_comgr(comgr: LibraryCompiler, arch: Arch, code: bytes) -> list[Function]:

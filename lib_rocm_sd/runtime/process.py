@@ -163,12 +163,11 @@ def run(
     limit_s: float,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    output_limit_bytes: int = _LOG_LIMIT_BYTES,
     heard: Callable[[str], object] | None = None,
 ) -> Finished:
     """Run `command` for at most `limit_s` seconds; past that it and what it started are ended.
 
-    Never raises OSError. Of the output no more than `output_limit_bytes` are kept. On Linux it ends
+    Never raises OSError. Of the output no more than _LOG_LIMIT_BYTES are kept. On Linux it ends
     also when this process is killed. `heard` gets each whole line of it while the command runs.
 
     Output goes through a file, so a grandchild that keeps a pipe open cannot hold us up.
@@ -183,7 +182,7 @@ def run(
             listen = None if heard is None else partial(_hear, reader, heard)
             trouble, hung = _wait_in(joined, process, limit_s, listen)
             reader.seek(0)
-            text = reader.read(output_limit_bytes).decode("utf-8", errors="replace")
+            text = reader.read(_LOG_LIMIT_BYTES).decode("utf-8", errors="replace")
     except (OSError, ValueError) as error:
         return Finished(f"{_NOT_STARTED}{error}", "", time.monotonic() - start)
     if trouble and text.startswith(_NOT_STARTED):
