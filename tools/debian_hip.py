@@ -18,7 +18,8 @@ from pathlib import Path
 from tools.windows_python import MissingError
 
 FOLDER = Path(__file__).parents[1] / ".cache" / "debian_hip"
-RELEASES = ("bookworm", "trixie")
+RELEASES = {"bookworm": ("libhsakmt-dev", "libhsa-runtime-dev"), "trixie": ()}
+"""With the headers of what stands below HIP, for tests/verify/thunk."""
 PACKAGES = ("libamdhip64-5", "libhiprtc-builtins5")
 _KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _LIMIT_S = 600.0
@@ -32,14 +33,15 @@ def libraries(release: str, folder: Path = FOLDER) -> Path:
     return found
 
 
-def python(release: str, made: Path, folder: Path = FOLDER) -> Path:
-    """`made`, a program that is this interpreter under the release's C library. Raises
-    MissingError where that one is too old for this interpreter.
+def python(release: str, made: Path, folder: Path = FOLDER, preload: Path | None = None) -> Path:
+    """`made`, a program that is this interpreter under the release's C library, with a library
+    loaded first. Raises MissingError where that C library is too old for this interpreter.
     """
     found = libraries(release, folder)
     loader = next((folder / release).rglob("ld-linux-x86-64.so.2"))
     places = f"{found}:{folder / release / 'lib' / 'x86_64-linux-gnu'}"
-    words = [loader, "--argv0", sys.executable, "--library-path", places, sys.executable]
+    first = ["--preload", preload] if preload else []
+    words = [loader, *first, "--argv0", sys.executable, "--library-path", places, sys.executable]
     made.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n', encoding="utf-8")
     made.chmod(0o755)
     done = subprocess.run([made, "-c", ""], capture_output=True, timeout=60, check=False)
@@ -68,7 +70,15 @@ def fetch(release: str, folder: Path = FOLDER) -> None:
     }
     command = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
     _run(*command, "update")
-    _run(*command, "install", "--yes", "--download-only", "--no-install-recommends", *PACKAGES)
+    _run(
+        *command,
+        "install",
+        "--yes",
+        "--download-only",
+        "--no-install-recommends",
+        *PACKAGES,
+        *RELEASES[release],
+    )
     for package in (apt / "archives").glob("*.deb"):
         _run("dpkg", "-x", str(package), str(part))
     shutil.rmtree(apt)

@@ -14,18 +14,21 @@ FILES = {"comgr": "libamd_comgr.so.2", "hiprtc": "libamdhip64.so.5"}
 """In what Debian has each compiler: hiprtc's functions are in HIP's library."""
 
 
-def under(release: str, folder: Path, patch: pytest.MonkeyPatch) -> Path:
+def under(
+    release: str, folder: Path, patch: pytest.MonkeyPatch, preload: Path | None = None
+) -> Path:
     """Where this release's libraries lie, under whose C library our children run from now on, by a
-    program in `folder`; skips the test where they are not there.
+    program in `folder`, with `preload` before them; skips the test where they are not there.
     """
     try:
         found = debian_hip.libraries(release)
-        patch.setattr(sys, "executable", str(_python(release, folder)))
+        patch.setattr(sys, "executable", str(_python(release, folder, preload)))
     except debian_hip.MissingError as error:
         pytest.skip(str(error))
     return found
 
 
 @cache
-def _python(release: str, folder: Path) -> Path:
-    return debian_hip.python(release, folder / f"python-{release}")
+def _python(release: str, folder: Path, preload: Path | None) -> Path:
+    made = folder / f"python-{release}-{preload.stem if preload else 'plain'}"
+    return debian_hip.python(release, made, preload=preload)

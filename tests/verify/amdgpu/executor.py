@@ -37,6 +37,8 @@ LANES_AT_ONCE = 4096
 MOST_STEPS = 5_000_000
 """Instructions of one set of waves after which a kernel counts as one that does not end."""
 _KERNARG_AT = 0x7D0000000000
+_PACKET_AT = 0x7D8000000000
+_PLACES = {"kernarg_segment_ptr": _KERNARG_AT, "dispatch_ptr": _PACKET_AT}
 _TTMP7, _TTMP8, _TTMP9 = 115, 116, 117
 _FIRST_AGPR = 256
 
@@ -113,11 +115,13 @@ def run(
     seed: int = 1,
     schedule: int = 0,
     groups: Sequence[int] | None = None,
+    packet: bytes = b"",
 ) -> Counts:
     """Execute `entry` on `grid` work-groups of `block` work-items, both one-dimensional.
 
     `schedule`: 0 is lockstep, others are drawn. `groups`: the only ones that are executed, all
-    where None. `memory` is changed. Raises ExecutionError.
+    where None. `packet`: of AQL, by which it is dispatched; AMD's own kernels read their sizes
+    there. `memory` is changed. Raises ExecutionError.
     """
     program = loader.load(code, entry)
     limits.check(program, kernarg, _KERNARG_AT, grid, block)
@@ -125,6 +129,7 @@ def run(
     image = np.frombuffer(program.image + b"\0" * (-len(program.image) % 4), np.uint8)
     whole = memory.with_(
         Buffer(_KERNARG_AT, own, writable=False, name="arguments"),
+        Buffer(_PACKET_AT, np.frombuffer(packet, np.uint8), writable=False, name="packet"),
         Buffer(loader.LOADED_AT, image, writable=False, name="code"),
     )
     compiled = _compiled(code, entry)
@@ -248,9 +253,9 @@ class _Run:
         b.lds_base[...] = b.slot * self.lds.memory.stride
         at = 0
         for name, count in program.user_sgprs:
-            if name == "kernarg_segment_ptr":
-                b.write_s(at, np.uint32(_KERNARG_AT & 0xFFFFFFFF))
-                b.write_s(at + 1, np.uint32(_KERNARG_AT >> 32))
+            if name in _PLACES:
+                b.write_s(at, np.uint32(_PLACES[name] & 0xFFFFFFFF))
+                b.write_s(at + 1, np.uint32(_PLACES[name] >> 32))
             at += count
         if program.family == "rdna4":
             b.write_s(_TTMP7, np.uint32(0))  # the group's y and z

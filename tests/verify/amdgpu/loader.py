@@ -80,10 +80,10 @@ def load(code: bytes, entry: str) -> Program:
     resources = {kernel.name: kernel for kernel in codeobject.resources(code)}
     if entry not in resources:
         raise ValueError(f"no kernel {entry} in the code object, only {', '.join(resources)}")
-    symbols = _symbols(code)
+    places = symbols(code)
     image = _image(code)
-    start, size = symbols[entry]
-    described, _ = symbols[f"{entry}.kd"]
+    start, size = places[entry]
+    described, _ = places[f"{entry}.kd"]
     fields = _descriptor(image[described : described + 64], described, start)
     family = FAMILIES[gfx]
     kernel = resources[entry]
@@ -200,7 +200,7 @@ def _image(code: bytes) -> bytes:
     return bytes(image)
 
 
-def _symbols(code: bytes) -> dict[str, tuple[int, int]]:
+def symbols(code: bytes) -> dict[str, tuple[int, int]]:
     """Name -> address and size, from the dynamic symbol table."""
     (sections_at,) = struct.unpack_from("<Q", code, 0x28)
     entry_bytes, count = struct.unpack_from("<HH", code, 0x3A)

@@ -37,7 +37,7 @@ def found(code: bytes, entry: str, wanted: Callable[[Instruction], bool]) -> Seq
 
 def text(code: bytes, entry: str) -> bytes:
     """A kernel's machine code alone: beside it stands a name that clang makes of the source."""
-    start, size = loader._symbols(code)[entry]
+    start, size = loader.symbols(code)[entry]
     return loader._image(code)[start : start + size]
 
 

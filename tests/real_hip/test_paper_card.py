@@ -1,0 +1,178 @@
+"""Our runtime above AMD's own HIP and HSA runtimes, which have a card of paper: what they dispatch
+is executed by the executor of machine code, their own kernels too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from lib_rocm_sd.arch import PACKAGE, Arch, table
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.runtime import build, process, source
+from lib_rocm_sd.trials.conductor import Conductor
+from lib_rocm_sd.trials.place import Place
+from lib_rocm_sd.trials.subject import Subject
+from lib_rocm_sd.trials.verdicts import FAULTED, PASSED, Verdict
+from tests.real_hip import debian
+from tests.runtime.code_objects import SCALE
+from tests.trials.scaling import SCALING, Scaling
+from tests.verify import thunk
+from tests.verify.amdgpu import launch
+from tools import debian_hip
+
+RELEASE = "bookworm"
+SPEC = KernelSpec(SCALE, "scale", (("THREADS", 64),))
+FILL = "__amd_rocclr_fillBufferAligned"
+ASKED = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from lib_rocm_sd.arch import table
+from lib_rocm_sd.errors import DeviceOutOfMemoryError, LaunchError
+from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.runtime.card import BareLauncher, HipCard
+from lib_rocm_sd.runtime.compile_worker import load
+from lib_rocm_sd.trials.child import Device
+from tests.runtime.driver_doubles import ScaleParams
+
+def trouble(call, *arguments):
+    try:
+        call(*arguments)
+    except (LaunchError, DeviceOutOfMemoryError) as error:
+        return f"{type(error).__name__}: {error}"
+
+library, gfx, right, other = Path(sys.argv[2]), *sys.argv[3:]
+card = HipCard(load(library), 0)
+free = card.free_bytes()
+x, out = card.allocate(800), card.allocate(4096)
+numbers = np.arange(200, dtype=np.float32)
+card.write(x, numbers.tobytes())
+launcher = BareLauncher(card.driver, 0, table()[gfx], lambda spec: Path(right).read_bytes())
+found = []
+for stream in (0, card.new_stream()):
+    card.fill(out, 0xA5, 4096)
+    card.synchronise()
+    launcher.stream = stream
+    launcher(KernelSpec("scale.hip", "scale"), 4, 64, ScaleParams(x, out, 200, 2.5), Device(0))
+    card.synchronise()
+    found.append(card.read(out, 804).hex())
+module = card.driver.load(Path(right).read_bytes())
+card.free(x)
+print(json.dumps({
+    "free": free,
+    "found": found,
+    "other": trouble(card.driver.load, Path(other).read_bytes()),
+    "function": trouble(card.driver.function, module, "nothing"),
+    "memory": trouble(card.allocate, 1 << 40),
+    "card": trouble(HipCard, load(library), 1),
+}))
+"""
+
+
+@pytest.fixture(scope="session")
+def preload(folder: Path) -> Path:
+    try:
+        root = debian_hip.libraries(RELEASE).parents[2]
+        return thunk.built(folder, root / "usr" / "include")
+    except (debian_hip.MissingError, thunk.MissingError) as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=list(thunk.CARDS))
+def row(request: pytest.FixtureRequest) -> Arch:
+    if reason := launch.missing(request.param):
+        pytest.skip(reason)
+    return table()[request.param]
+
+
+@pytest.fixture
+def paper(
+    row: Arch, preload: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[thunk.Paper]:
+    """Children have this card."""
+    debian.under(RELEASE, folder, monkeypatch, preload)
+    made = thunk.Paper()
+    for name, value in made.environment(row.gfx).items():
+        monkeypatch.setenv(name, value)
+    yield made
+    assert not [line for line in made.notes() if "not supported" in line]
+    made.end()
+
+
+def test_the_runtime_does_what_it_is_asked(row: Arch, paper: thunk.Paper, tmp_path: Path) -> None:
+    other = table()["gfx1100"]
+    for arch in (row, other):
+        (tmp_path / arch.gfx).write_bytes(launch.built(SPEC, arch))
+    files = [str(tmp_path / arch.gfx) for arch in (row, other)]
+    library = str(debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"])
+    words = [sys.executable, "-c", ASKED, str(PACKAGE.parent), library, row.gfx, *files]
+    done = process.run(words, limit_s=120)
+    assert not done.trouble, done.output
+    answer = json.loads(done.output.splitlines()[-1])
+    x = [float(place) for place in range(200)]
+    right = np.array([2.5 * x[i] + x[i ^ 1] for i in range(200)], np.float32).tobytes()
+    assert answer.pop("found") == [(right + b"\xa5" * 4).hex()] * 2
+    assert answer == {
+        "free": 1 << 30,
+        "other": "LaunchError: hipModuleLoadData: hipErrorSharedObjectInitFailed (303)",
+        "function": "LaunchError: hipModuleGetFunction: hipErrorNotFound (500)",
+        "memory": "DeviceOutOfMemoryError: hipMalloc: hipErrorOutOfMemory (2)",
+        "card": "LaunchError: hipSetDevice: hipErrorInvalidDevice (101)",
+    }
+    assert paper.wrong == []
+    assert [each for each in paper.launched if each[0] == "scale"] == [("scale", 4, 64)] * 2
+    assert FILL in {name for name, _, _ in paper.launched}
+    assert {"barrier and", "vendor packet of format 1"} <= set(paper.notes())
+
+
+def tried(row: Arch) -> Verdict:
+    place = Place(
+        0,
+        "hip",
+        "Card of paper",
+        row,
+        str(debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"]),
+        (),
+    )
+    subject = Subject.of(SCALING, SCALING.variants[0], None, Scaling(1024, 2.0), row)
+    ((_, verdict),) = Conductor(place).run([subject])
+    return verdict
+
+
+def test_a_trial_passes(
+    row: Arch, paper: thunk.Paper, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = build.CodeObject(launch.built(SPEC, row), "clang", True, 0.0)
+    monkeypatch.setattr(build, "build", lambda spec, arch: code)
+    monkeypatch.setattr(build, "cached", lambda spec, arch: code)
+    verdict = tried(row)
+    assert verdict.outcome == PASSED and verdict.error is not None, verdict.reason
+    assert [name for name, _, _ in paper.launched].count("scale") >= 3
+
+
+def test_an_address_outside_of_memory_is_the_runtimes_own_fault(
+    row: Arch,
+    paper: thunk.Paper,
+    fresh_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    text = source.flatten(SCALE).replace("p.out[i] =", "p.out[i + (i64(1) << 44)] =")
+    wrong = KernelSpec(str(tmp_path / "wrong.hip"), "scale", SPEC.defines)
+    Path(wrong.source).write_text(text, encoding="utf-8")
+    code = build.CodeObject(launch.built(wrong, row), "clang", True, 0.0)
+    monkeypatch.setattr(build, "build", lambda spec, arch: code)
+    monkeypatch.setattr(build, "cached", lambda spec, arch: code)
+    verdict = tried(row)
+    assert verdict.outcome == FAULTED
+    assert "Memory access fault by GPU node-1" in verdict.reason
+    assert len(paper.wrong) == 1 and "lie in no buffer" in paper.wrong[0]
