@@ -86,12 +86,12 @@ def watch() -> None:
     timed("first use of the card", first_use)()
     selftest.check = timed("second look", selftest.check)
     try:
-        from lib_rocm_sd.hosts.webui import trials
+        from lib_rocm_sd.hosts.webui.trials import Trials
         from lib_rocm_sd.trials import link
     except ImportError:  # a checkout from before there were trials
         return
-    trials.begin = timed("gate, begin", trials.begin)
-    trials.expect = timed("gate, expect", trials.expect)
+    Trials.begin = timed("gate, begin", Trials.begin)  # type: ignore[method-assign]
+    Trials.expect = timed("gate, expect", Trials.expect)  # type: ignore[method-assign]
     link.Link.__init__ = timed("child", link.Link.__init__)  # type: ignore[method-assign]
 
 

@@ -300,7 +300,8 @@ def _value_of(value: Any) -> Any:
 
 
 def _module(row: Row, device: torch.device) -> nn.Module:
-    cls = _class(*row["class"])
+    home, name = row["class"]
+    cls = attrgetter(name)(importlib.import_module(home))
     module: nn.Module = cls.__new__(cls)
     nn.Module.__init__(module)
     vars(module).update({name: _value_of(value) for name, value in row["attributes"].items()})
@@ -319,13 +320,6 @@ def _empty(shape: Any, device: torch.device) -> torch.Tensor | None:
     if shape is None:
         return None
     return torch.empty(shape[0], dtype=getattr(torch, shape[1]), device=device)
-
-
-def _class(home: str, name: str) -> Any:
-    thing: Any = importlib.import_module(home)
-    for part in name.split("."):
-        thing = getattr(thing, part)
-    return thing
 
 
 def _lay_out(packages: Mapping[str, Sequence[str]]) -> None:

@@ -338,19 +338,6 @@ class Card:
         else:
             self._without[part] = why
 
-    def try_(
-        self,
-        kind: Hashable,
-        inputs: Mapping[str, torch.Tensor],
-        out_bytes: int,
-        more: Mapping[str, Any] | None = None,
-    ) -> bool:
-        """Begin a call that the host computes too; `expect` says its result."""
-        if not self.begin(kind, inputs, out_bytes, more):
-            return False
-        self._trial = _Trial(kind)
-        return True
-
     def expect(self, expected: torch.Tensor) -> None:
         """What the call on trial has to give."""
         if self._trial is None or self._replica is None:
@@ -368,8 +355,11 @@ class Card:
         inputs: Mapping[str, torch.Tensor],
         out_bytes: int,
         more: Mapping[str, Any] | None = None,
+        trial: bool = False,
     ) -> bool:
-        """Begin a call; False where that cannot be. `more`: see Replica.begin."""
+        """Begin a call; False where that cannot be. `more`: see Replica.begin. `trial`: the host
+        computes it too, and `expect` says its result.
+        """
         assert self._replica is not None
         try:
             self._replica.begin(inputs, out_bytes, {"part": part_of(kind), **(more or {})})
@@ -378,6 +368,8 @@ class Card:
         except ValueError as error:
             self._barred[kind] = str(error)
         else:
+            if trial:
+                self._trial = _Trial(kind)
             return True
         return False
 

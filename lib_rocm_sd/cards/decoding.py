@@ -181,7 +181,8 @@ class Decoding(Work):
                 # All of the picture's, unless they are more than may be sent back.
                 rows = min(8 * image.shape[2], SHARED_BYTES // 3 // _row_bytes(image))
                 more = {"scale": kind.scale, "rows": rows}
-                if member.try_(kind, {"image": image[:1]}, rows * _row_bytes(image), more):
+                out_bytes = rows * _row_bytes(image)
+                if member.begin(kind, {"image": image[:1]}, out_bytes, more, trial=True):
                     trials.append(member)
         with self._clock.of(kind, self.way):
             picture = alone()

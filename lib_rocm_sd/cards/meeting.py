@@ -171,13 +171,10 @@ def member(rank: int, device: torch.device, unfit: str) -> Member:
         return Member(rank, machine, str(device), unfit=unfit)
     properties = torch.cuda.get_device_properties(device)
     free = 0 if unfit else torch.cuda.mem_get_info(device)[0]
-    card = str(getattr(properties, "uuid", "") or f"{_visible()} {device.index}")
+    visible = " ".join(os.environ.get(name, "") for name in VISIBLE)
+    # by number where torch does not know their ids
+    card = str(getattr(properties, "uuid", "") or f"{visible} {device.index}")
     return Member(rank, machine, str(device), card, properties.name, free, unfit)
-
-
-def _visible() -> str:
-    """What tells cards apart by number where torch does not know their ids."""
-    return " ".join(os.environ.get(name, "") for name in VISIBLE)
 
 
 def computes_right(device: torch.device) -> str:

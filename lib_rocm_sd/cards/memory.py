@@ -81,11 +81,6 @@ class Shared:
             self._file = -1
 
 
-def room(tensor: torch.Tensor) -> int:
-    """Bytes that a tensor takes in shared memory."""
-    return aligned(tensor.nbytes)
-
-
 def aligned(size: int) -> int:
     """The next offset at which a tensor may lie."""
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -151,7 +151,7 @@ class Exact:
     def settle(self) -> None:
         """Nothing is under way after this."""
 
-    def _start(self, x: torch.Tensor, above: int, below: int) -> _EdgesWaiting:
+    def _start(self, x: torch.Tensor, above: int, below: int) -> Waiting:
         group, rank = self.group, self.group.rank
         before, after = rank > 0, rank + 1 < group.size
         sent, received = {}, {}
@@ -163,16 +163,13 @@ class Exact:
             received[rank - 1] = _rows(x, above)
         if after and below:
             received[rank + 1] = _rows(x, below)
-        return _EdgesWaiting(group.start_swap(sent, received), rank, received)
+        swap = group.start_swap(sent, received)
 
+        def finish() -> Edges:
+            swap.wait()
+            return received.get(rank - 1), received.get(rank + 1)
 
-class _EdgesWaiting:
-    def __init__(self, swap: Waiting, rank: int, received: dict[int, torch.Tensor]) -> None:
-        self._swap, self._rank, self._received = swap, rank, received
-
-    def wait(self) -> Edges:
-        self._swap.wait()
-        return self._received.get(self._rank - 1), self._received.get(self._rank + 1)
+        return Waiting(group, [], finish)
 
 
 class Stale(Exact):

@@ -22,7 +22,7 @@ import torch
 
 from lib_rocm_sd import cache, console
 from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Manner
-from lib_rocm_sd.cards.memory import Shared, aligned, room, settle
+from lib_rocm_sd.cards.memory import Shared, aligned, settle
 from lib_rocm_sd.cards.ranks import FailedError, LostError
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
@@ -272,7 +272,7 @@ class Replica:
             place = self._shared.tensor(offset, tensor.shape, tensor.dtype)
             place.copy_(tensor, non_blocking=True)
             inputs.append([name, *_described(tensor), offset])
-            offset += room(tensor)
+            offset += aligned(tensor.nbytes)
         if offset + out_bytes > self._shared.size:
             raise ValueError(f"a call takes more than the {self._shared.size >> 20} MiB shared")
         settle(self._home)

@@ -208,26 +208,21 @@ class Clock:
         """What a card took for its part."""
         self._each[card] = ms
 
-    def own_begins(self) -> None:
-        """The others have been asked. Not told where `took` says what one's own card took."""
-        self._mark()
-
-    def own_is_done(self) -> None:
-        """One's own part is computed, or will be when the device comes so far."""
-        self._mark()
-
     def __enter__(self) -> Clock:
         self._settle()
-        self._mark()
+        self.mark()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._mark()
+        self.mark()
         if kind is None and self.counts:
             self._pending.append((self._kind, self.way, self._marks, self._each))
             self._settle()
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
+        """One's own part begins, or ends when the device comes so far: not told where `took` says
+        what one's own card took.
+        """
         if not self._on_device:
             self._marks.append(time.perf_counter())
             return

@@ -17,7 +17,7 @@ from torch import nn
 
 from lib_rocm_sd.cards.blueprint import Subject
 from lib_rocm_sd.cards.card import Card, Start, Work, missing
-from lib_rocm_sd.cards.decoding import Decoding
+from lib_rocm_sd.cards.decoding import MOST_REASONS, Decoding
 from lib_rocm_sd.cards.shares import Shares, Way, parts
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.modules.stand_in import StandIn, TheirsError, UnknownModuleError
@@ -29,7 +29,6 @@ ANOTHER = (
     "for each picture"
 )
 FIRST = "its weights are sent after the first step"
-MOST_REASONS = 3
 GENERATIONS = 16
 """After so many, all that was measured is measured again."""
 Theirs = Callable[..., torch.Tensor]
@@ -127,9 +126,9 @@ class Team(Work):
 
     def _own(self, call: Call, way: Way, theirs: Theirs) -> torch.Tensor:
         """This card's part."""
-        self._clock.own_begins()
+        self._clock.mark()
         own = theirs(**call.part(0, way[0]))
-        self._clock.own_is_done()
+        self._clock.mark()
         return own
 
     def _ask(self, call: Call, way: Way) -> list[tuple[Card, int, int]]:
@@ -186,11 +185,10 @@ class Team(Work):
         others = parts(self.shares.divided(kind, call.rows, able))[1:]
         trials = []
         for member, wants, (first, last) in zip(self.members, trying, others, strict=True):
-            if (
-                wants
-                and last > first
-                and member.try_(kind, call.part(first, last), _out_bytes(call, last - first))
-            ):
+            if not wants or last == first:
+                continue
+            out_bytes = _out_bytes(call, last - first)
+            if member.begin(kind, call.part(first, last), out_bytes, trial=True):
                 trials.append((member, first, last))
         result = theirs(**call.given)
         for member, first, last in trials:

@@ -135,7 +135,7 @@ class Worker:
                         piece.view(rows, *tensor.shape[1:]), non_blocking=True
                     )
         settle(self._device)
-        if message["last"]:
+        if message["last"] and isinstance(copy, CopiedUnet):
             copy.filled()
         return {"kind": "taken"}
 
@@ -240,15 +240,12 @@ class CopiedUnet:
 
 
 class CopiedDecoder:
-    """`module`, whose weights come into `tensors`."""
+    """`module`, whose weights come into `tensors`: its program sees that they are others."""
 
     def __init__(self, module: nn.Module, session: Session) -> None:
         self.tensors = tensors(module)
         self._session = session.of_part("VAE decode")
         self._program = TogetherProgram(module)
-
-    def filled(self) -> None:
-        """All weights have come; the program sees by itself that they are others."""
 
     def picture(self, image: torch.Tensor, scale: int, rows: int) -> torch.Tensor:
         """The first `rows` of what it gives for `image`, all of it made here."""

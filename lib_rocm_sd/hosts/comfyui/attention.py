@@ -16,24 +16,18 @@ import torch
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.attention import attend, call_of
 from lib_rocm_sd.hosts.comfyui import host
-from lib_rocm_sd.hosts.comfyui.host import count_for_workflow, tally
+from lib_rocm_sd.hosts.comfyui.host import Kept, count_for_workflow, tally
 from lib_rocm_sd.modules.stand_in import is_compiling
 
 KEY = "optimized_attention_override"
 """Key in a model's transformer_options."""
 
 
-class Override:
-    """Attention of one model. A copy of the model's options has the same one."""
+class Override(Kept):
+    """Attention of one model."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Override:
-        return self
-
-    def __copy__(self) -> Override:
-        return self
 
     def __call__(self, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_compiling():

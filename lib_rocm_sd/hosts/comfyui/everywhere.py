@@ -15,12 +15,10 @@ from typing import Any
 from lib_rocm_sd import policy
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui import host
+from lib_rocm_sd.hosts.comfyui.host import OPTIONS, PLACE
 from lib_rocm_sd.modules.patches import Patch, put, take
 
 VARIABLE = "ROCM_SD_COMFYUI_ALL"
-OPTIONS = "transformer_options"
-PLACE = 5
-"""Position of `transformer_options` among apply_model's arguments, after `self`."""
 
 _patches: list[Patch] = []
 

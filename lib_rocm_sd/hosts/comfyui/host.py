@@ -25,6 +25,9 @@ from lib_rocm_sd.hosts.ours import Tally
 from lib_rocm_sd.report import report
 
 NAME = "ROCm SD"
+OPTIONS = "transformer_options"
+PLACE = 5
+"""Position of these among the arguments of a model's apply_model, after `self`."""
 UNET = "UNet"
 Left = tuple[str, str]
 """What ComfyUI computes by itself, and why."""
@@ -44,6 +47,16 @@ _sessions: dict[str, Session] = {}
 def say(message: str) -> None:
     """A line on ComfyUI's console."""
     log.info("%s: %s", NAME, message)
+
+
+class Kept:
+    """The same object in all copies of the options, or of the VAE, that it is in."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __copy__(self) -> Any:
+        return self
 
 
 class Cancelled(Exception):  # noqa: N818 - nothing went wrong

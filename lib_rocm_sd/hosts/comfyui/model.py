@@ -15,12 +15,19 @@ from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
-from lib_rocm_sd.hosts.comfyui.host import UNET, Left, count_for_workflow, session_of, tally
+from lib_rocm_sd.hosts.comfyui.host import (
+    OPTIONS,
+    UNET,
+    Left,
+    count_for_workflow,
+    session_of,
+    tally,
+)
 from lib_rocm_sd.hosts.optional import attribute
 from lib_rocm_sd.hosts.ours import ATTENTION
 from lib_rocm_sd.modules.patches import named
 
-OPTIONS, WRAPPERS = "transformer_options", "wrappers"
+WRAPPERS = "wrappers"
 NAME = "rocm_sd"
 """Name of our wrapper among a model's wrappers."""
 WITHOUT = "start ComfyUI with --disable-dynamic-vram"

@@ -23,7 +23,7 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host, unet
-from lib_rocm_sd.hosts.comfyui.model import OPTIONS, WITHOUT, is_dynamic, optimized
+from lib_rocm_sd.hosts.comfyui.model import WITHOUT, is_dynamic, optimized
 from lib_rocm_sd.hosts.comfyui.vae import given, usable
 from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.rows import Row
@@ -119,7 +119,7 @@ def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:
     """A step of `BaseModel.apply_model` by the model's options, without ours and with them."""
     model, dtype = patcher.model, next(patcher.model.diffusion_model.parameters()).dtype
     ours, theirs = (
-        optimized(patcher, level, attention=on, unet=on).model_options[OPTIONS]
+        optimized(patcher, level, attention=on, unet=on).model_options[host.OPTIONS]
         for on in (True, False)
     )
     wanted = [theirs]
@@ -251,11 +251,6 @@ def plot_of(document: Document) -> torch.Tensor:
     return drawn(lines)
 
 
-def text_plot(text: str) -> torch.Tensor:
-    """The same of a few words, such as a reason."""
-    return drawn([(line, 0.0, INK, "") for line in text.splitlines()])
-
-
 def _bars(rows: Sequence[Row], ours: str) -> list[Line]:
     most = max([row.median for row in rows if not row.reason], default=0.0)
     lines = []
@@ -313,7 +308,8 @@ def run_node(preset: str, level: str, model: Any, vae: Any) -> tuple[torch.Tenso
         plain = isinstance(error, (ValueError, Busy)) or is_out_of_memory(error)
         why = str(error) if plain else trouble.once(error)
         said = f"The speed test did not run: {why}"
-        return text_plot(said), json.dumps({"reason": why}), said
+        plot = drawn([(line, 0.0, INK, "") for line in said.splitlines()])
+        return plot, json.dumps({"reason": why}), said
     content = json.dumps(document.as_dict(), indent=1, ensure_ascii=False)
     headline = nothing_ran(document)
     said = f"{headline}.\n\n" if headline else ""

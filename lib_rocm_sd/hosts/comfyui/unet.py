@@ -27,7 +27,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
-from lib_rocm_sd.hosts.comfyui.host import UNET, tally
+from lib_rocm_sd.hosts.comfyui.host import OPTIONS, PLACE, UNET, Kept, tally
 from lib_rocm_sd.hosts.read import unet_ldm
 from lib_rocm_sd.hosts.strides import NOTED, Strides, values_of
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -41,8 +41,6 @@ NAME = "UNetModel"
 HOME = "comfy.ldm.modules.diffusionmodules.openaimodel"
 COMPILED = "torch.compile"
 """As ComfyUI calls its wrapper that puts a compiled model in the place of the UNet."""
-PLACE = 5
-"""Position of `transformer_options` among apply_model's arguments."""
 
 _lock = threading.RLock()
 _known: WeakKeyDictionary[nn.Module, Blocks] = WeakKeyDictionary()
@@ -51,19 +49,13 @@ _last: list[ref[Blocks]] = []
 """Whose blocks were ours last."""
 
 
-class ModelCall:
+class ModelCall(Kept):
     """A wrapper of `BaseModel.apply_model`: the UNet's blocks are ours while it runs, but without a
     session. `reasons`: what is said in each workflow.
     """
 
     def __init__(self, session: Session | None, reasons: Sequence[host.Left] = ()) -> None:
         self.session, self.reasons = session, reasons
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModelCall:
-        return self
-
-    def __copy__(self) -> ModelCall:
-        return self
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         host.count_for_workflow()
@@ -86,7 +78,7 @@ class ModelCall:
     def _begun(
         session: Session, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Blocks | None:
-        options = (args[PLACE] if len(args) > PLACE else kwargs.get("transformer_options")) or {}
+        options = (args[PLACE] if len(args) > PLACE else kwargs.get(OPTIONS)) or {}
         unet: Any = getattr(model, "diffusion_model", None)
         why = obstacle(unet) or compiled(options) or "; ".join(unusable(args[0].device))
         if why:

@@ -23,7 +23,7 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
-from lib_rocm_sd.hosts.comfyui.host import tally
+from lib_rocm_sd.hosts.comfyui.host import Kept, tally
 from lib_rocm_sd.hosts.comfyui.model import WITHOUT, is_dynamic
 from lib_rocm_sd.hosts.vae import ESTIMATES, ROLES, Estimate, VaeStandIn, VaeWish
 from lib_rocm_sd.modules.stand_in import brief
@@ -37,17 +37,14 @@ _coders: weakref.WeakKeyDictionary[nn.Module, dict[str, Coder]] = weakref.WeakKe
 
 
 @dataclass(frozen=True)
-class NodeWish(VaeWish):
+class NodeWish(Kept, VaeWish):
     """What a node asks of a VAE. `roles`: of PARTS, those that may be ours. `reasons`: what is said
-    in each workflow. Copies of a VAE share it, and with it the session's plans.
+    in each workflow. With it copies of a VAE share the session's plans.
     """
 
     session: Session = DEFAULT
     roles: tuple[str, ...] = ROLES
     reasons: tuple[host.Left, ...] = ()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NodeWish:
-        return self
 
 
 class Coder(VaeStandIn):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from lib_rocm_sd.cards.devices import numbers_of
@@ -152,19 +153,15 @@ def enable_from(infotext: Mapping[str, Any]) -> bool | None:
     return str(text).strip().lower() != OFF
 
 
-def level_from(infotext: Mapping[str, Any]) -> str | None:
-    """The level as a pasted infotext has it; None where it names none."""
-    return _first_word(infotext.get(INFOTEXT_KEY), tuple(LEVELS))
+def _choice_in(key: str, choices: Iterable[str], infotext: Mapping[str, Any]) -> str | None:
+    """The choice that a pasted infotext has under this key; None where it has none."""
+    word = str(infotext.get(key) or "").split(",")[0].strip().lower()
+    return next((choice for choice in choices if choice.lower() == word), None)
 
 
-def unet_from(infotext: Mapping[str, Any]) -> str | None:
-    """Whose the UNet's blocks are, as a pasted infotext has it; None where it names nobody."""
-    return _first_word(infotext.get(UNET_KEY), tuple(UNET_MODES))
-
-
-def vae_from(infotext: Mapping[str, Any]) -> str | None:
-    """Who runs the VAE, as a pasted infotext has it; None where it names nobody."""
-    return _first_word(infotext.get(VAE_KEY), tuple(VAE_MODES))
+level_from = partial(_choice_in, INFOTEXT_KEY, LEVELS)
+unet_from = partial(_choice_in, UNET_KEY, UNET_MODES)
+vae_from = partial(_choice_in, VAE_KEY, VAE_MODES)
 
 
 def budget_from(infotext: Mapping[str, Any]) -> int | None:
@@ -175,8 +172,3 @@ def budget_from(infotext: Mapping[str, Any]) -> int | None:
     parts = (part.strip() for part in str(text).split(","))
     found = (_BUDGET.fullmatch(part) for part in parts)
     return next((int(match[1]) for match in found if match), DEFAULTS.budget_mib)
-
-
-def _first_word(text: Any, choices: tuple[str, ...]) -> str | None:
-    word = str(text or "").split(",")[0].strip().lower()
-    return next((choice for choice in choices if choice.lower() == word), None)

@@ -19,8 +19,9 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBasic, HTTPBasicCredentials
 from starlette.requests import ClientDisconnect
 
-from lib_rocm_sd.hosts.webui import host, public, trials
+from lib_rocm_sd.hosts.webui import host, public
 from lib_rocm_sd.hosts.webui import speedtest as a1111_speedtest
+from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.speed_result import shown
 from lib_rocm_sd.lab.speed_session import Busy, Progress, session

@@ -8,7 +8,8 @@ from functools import partial
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.webui import host, trials
+from lib_rocm_sd.hosts.webui import host
+from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.runtime import background
 from lib_rocm_sd.shipped import ATTENTION_PART, UNETS, VAE_PART, in_order, shipped
 from lib_rocm_sd.trials import stamp, zluda

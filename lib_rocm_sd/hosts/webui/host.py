@@ -287,27 +287,20 @@ def _kind_of_file(path: str) -> str:
     return SD15.name if b'"cond_stage_model.transformer.' in names else ""
 
 
-def vae_patcher_of(model: Any) -> Any:
-    """A Forge's patcher of a loaded model's VAE, which decodes and encodes; None where there is
-    none.
-    """
-    return getattr(getattr(model, "forge_objects", None), "vae", None)
+def patcher_of(model: Any, part: str) -> Any:
+    """A Forge's patcher of a loaded model's `unet` or `vae`; None where there is none."""
+    return getattr(getattr(model, "forge_objects", None), part, None)
 
 
 def vae_of(model: Any) -> Any:
     """The VAE of a loaded model: the module that has a decoder and an encoder; None if none."""
-    forges = getattr(vae_patcher_of(model), "first_stage_model", None)
+    forges = getattr(patcher_of(model, "vae"), "first_stage_model", None)
     return getattr(model, "first_stage_model", None) if forges is None else forges
-
-
-def unet_patcher_of(model: Any) -> Any:
-    """A Forge's patcher of a loaded model's UNet or transformer; None where there is none."""
-    return getattr(getattr(model, "forge_objects", None), "unet", None)
 
 
 def unet_of(model: Any) -> torch.nn.Module | None:
     """The UNet of a loaded model."""
-    patched = getattr(unet_patcher_of(model), "model", None)
+    patched = getattr(patcher_of(model, "unet"), "model", None)
     unet = getattr(patched, "diffusion_model", None)
     unet = unet or getattr(getattr(model, "model", None), "diffusion_model", None)
     return unet if isinstance(unet, torch.nn.Module) else None
@@ -322,7 +315,7 @@ def patchers_of(module: Any) -> list[Any]:
 
 def bring(model: Any) -> None:
     """Have a Forge bring a loaded model's UNet onto its device, as before a step."""
-    patcher, load = unet_patcher_of(model), of_forge("memory", "load_models_gpu")
+    patcher, load = patcher_of(model, "unet"), of_forge("memory", "load_models_gpu")
     if patcher is None or not callable(load):
         raise ValueError("we do not know how this Forge loads its UNet")
     load([patcher])
@@ -341,7 +334,7 @@ def is_short_of_memory() -> bool:
 
 def vae_dtype() -> Any:
     """Dtype of the VAE's weights. The VAE of a Forge's loaded model states its own."""
-    own = getattr(vae_patcher_of(loaded_model()), "vae_dtype", None) if forge() else None
+    own = getattr(patcher_of(loaded_model(), "vae"), "vae_dtype", None) if forge() else None
     return own or attribute("modules.devices", "dtype_vae")
 
 

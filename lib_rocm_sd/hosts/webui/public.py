@@ -15,10 +15,11 @@ import torch
 from lib_rocm_sd import __version__, cache, report
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.webui import host, trials
+from lib_rocm_sd.hosts.webui import host
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.hosts.webui.several import session as a1111_several
+from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.hosts.webui.unet import explained
 from lib_rocm_sd.hosts.webui.unet import session as a1111_unet
 from lib_rocm_sd.hosts.webui.vae import float32_reason

@@ -17,11 +17,11 @@ from lib_rocm_sd.hosts.webui import (
     settings_page,
     several,
     speedtest,
-    trials,
     unet,
     vae,
 )
 from lib_rocm_sd.hosts.webui.seams import optimizer
+from lib_rocm_sd.hosts.webui.trials import trials
 
 
 def register() -> type:
@@ -41,10 +41,10 @@ def register() -> type:
         host.add_callback("model_loaded", model_loaded)
         host.add_callback("model_loaded", vae.session.model_loaded)
         host.add_callback("model_loaded", unet.session.model_loaded)
-        host.add_callback("model_loaded", several.model_loaded)
+        host.add_callback("model_loaded", several.session.model_loaded)
         vae.session.lend = several.session.lend
         host.add_callback("cfg_denoiser", unet.session.before_step)
-        host.add_callback("cfg_denoiser", several.before_step)
+        host.add_callback("cfg_denoiser", several.session.before_step)
         host.add_callback("ui_settings", settings_page.register)
         host.add_callback("before_ui", script.add_axes)
     host.add_callback("ui_tabs", speedtest.tab)

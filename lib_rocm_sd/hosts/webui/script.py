@@ -20,10 +20,10 @@ from lib_rocm_sd.hosts.webui import (
     session,
     settings,
     status,
-    trials,
 )
 from lib_rocm_sd.hosts.webui.seams import optimizer as attention_seam
 from lib_rocm_sd.hosts.webui.several import session as several
+from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.hosts.webui.unet import counted
 from lib_rocm_sd.hosts.webui.unet import session as unet
 from lib_rocm_sd.hosts.webui.vae import session as vae

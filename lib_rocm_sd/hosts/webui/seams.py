@@ -52,7 +52,9 @@ class Seam(ABC):
             reasons = self._unusable()
             if reasons and engine.waits(host.device()):
                 reasons = []
-                self._wait()
+                with self._lock:
+                    self.waits = True
+                    self._refresh()
         if reasons:
             host.say_once(f"not used on this machine: {'; '.join(reasons)}")
         return reasons
@@ -105,11 +107,6 @@ class Seam(ABC):
             self.waits = background.waits(ATTENTION_PART)
             self._refresh()
         return []
-
-    def _wait(self) -> None:
-        with self._lock:
-            self.waits = True
-            self._refresh()
 
     def _when_ready(self) -> None:
         threading.Thread(target=self.settle, name="rocm_sd settling", daemon=True).start()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from html import escape
 from typing import Any
 
 from lib_rocm_sd import cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
-from lib_rocm_sd.hosts.ui import cache_panel
-from lib_rocm_sd.hosts.webui import host, session, settings, trials
+from lib_rocm_sd.hosts.ui.status import counted
+from lib_rocm_sd.hosts.webui import host, session, settings
 from lib_rocm_sd.hosts.webui.seams import optimizer
+from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.runtime import background, launcher
 
 SECTION = ("rocm_sd", host.NAME)
@@ -20,6 +22,11 @@ COMPILED = ("code", "index", "compilers", "tried")
 BUSY = "A picture is being generated. Try again when it finishes."
 COMPILING = "Kernels are being compiled. Try again when that finishes."
 TRYING = "Kernels are being tried. Try again when that finishes."
+ABOUT = (
+    "Kernels are compiled once on this machine and kept in the cache folder. If you empty it, they "
+    "are compiled again, and the level Performance measures again."
+)
+CLEAR, AGAIN = "Clear the cache", "Compile again"
 
 
 def register() -> None:
@@ -32,9 +39,7 @@ def register() -> None:
     for key, default, label, more, component, args in _options():
         option = info(default, label, component, args, onchange=apply, section=SECTION)
         opts.add_option(key, option.info(more) if hasattr(option, "info") else option)
-    panel = info(
-        cache_panel.ABOUT, "", cache_panel.CachePanel(clear, compile_again), section=SECTION
-    )
+    panel = info(ABOUT, "", cache_panel, section=SECTION)
     panel.do_not_save = True
     opts.add_option(CACHE_KEY, panel)
     apply()
@@ -98,7 +103,7 @@ def clear() -> str:
     if _at_work():
         return _at_work()
     freed = cache.clear()
-    return f"Removed {cache_panel.size(freed)}. What is loaded stays in use until the next start."
+    return f"Removed {size(freed)}. What is loaded stays in use until the next start."
 
 
 def compile_again() -> str:
@@ -138,3 +143,42 @@ def _log_at(level: str) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(f"{host.NAME}: %(message)s"))
         log.addHandler(handler)
+
+
+# --- the cache folder: where it is, its size, and buttons to empty and refill it
+
+
+def cache_panel(**setting: Any) -> Any:
+    """The component that stands for the setting; `setting` as the WebUI's constructors get."""
+    import gradio as gr
+
+    about = gr.HTML(setting.get("value", ABOUT), elem_id=setting.get("elem_id"))
+    where = gr.HTML(value=contents, elem_id="rocm_sd_cache_contents")
+    with gr.Row():
+        empty = gr.Button(CLEAR, elem_id="rocm_sd_cache_clear")
+        again = gr.Button(AGAIN, elem_id="rocm_sd_cache_again")
+    empty.click(fn=lambda: contents(clear()), outputs=[where], queue=False)
+    again.click(fn=lambda: contents(compile_again()), outputs=[where], queue=False)
+    return about
+
+
+def contents(said: str = "") -> str:
+    """Folder and size as HTML, and what a button's action said."""
+    folder = cache.directory()
+    why = "; ".join(cache.reasons())
+    lines = [
+        f"Folder: <code>{escape(str(folder))}</code>" if folder else "There is no cache folder.",
+        f"Size: {size(cache.size_bytes())}",
+        escape(why),
+        f'<span role="status">{escape(said)}</span>' if said else "",
+    ]
+    return f'<div class="rocm-sd-cache">{"<br>".join(line for line in lines if line)}</div>'
+
+
+def size(number: int) -> str:
+    """'0 bytes', '12 KiB', '3.4 MiB'."""
+    if number < 1024:
+        return counted(number, "byte")
+    if number < 1 << 20:
+        return f"{number / 1024:.0f} KiB"
+    return f"{number / (1 << 20):.1f} MiB"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from lib_rocm_sd.cards.blueprint import DECODER, Manner, Subject, home_of
 from lib_rocm_sd.cards.decoding import SeveralProgram
 from lib_rocm_sd.cards.devices import chosen
 from lib_rocm_sd.cards.replica import Replica
+from lib_rocm_sd.cards.shares import Way
 from lib_rocm_sd.cards.team import NOTHING_TO_SPLIT, SeveralStandIn, Team
 from lib_rocm_sd.cards.worker import switches
 from lib_rocm_sd.hosts import trouble
@@ -121,7 +121,7 @@ class SeveralSession:
         found = chosen(*choice)
         self._choice, self.left = choice, found.left
         if found.devices:
-            self._team = Team(choice[0], found.devices, partial(_started, home=choice[0]))
+            self._team = Team(choice[0], found.devices, lambda card: Replica(card, choice[0]))
             self._team.begin()
 
     def lend(self, program: SeveralProgram) -> None:
@@ -209,14 +209,12 @@ class SeveralSession:
             return "one card"
         if not team.way:
             return "one card" if team.why or self.trouble else NEXT_PICTURE
-        devices = [team.home, *(member.device for member in team.members)]
-        shares = [(rows, device) for rows, device in zip(team.way, devices, strict=True) if rows]
-        total = sum(team.way)
+        shares = _shares(team, team.way)
         if len(shares) == 1:
             return "one card"
         if len(shares) == 2 and shares[0][0] == shares[1][0] == self._pictures:
             return f"prompt on {shares[0][1]}, negative prompt on {shares[1][1]}"
-        return ", ".join(f"{rows} of {total} rows on {device}" for rows, device in shares)
+        return ", ".join(f"{n} of {sum(team.way)} rows on {device}" for n, device in shares)
 
     def vae_row(self, why_not: str) -> StatusRow:
         """Who made the VAE's last picture. `why_not`: why it is not ours; empty where it is."""
@@ -227,9 +225,8 @@ class SeveralSession:
         if sum(map(bool, way)) < 2:
             runs = "one card" if way or why else NEXT_PICTURE
             return StatusRow(VAE_LABEL, runs, _said(why))
-        devices = [team.home, *(member.device for member in team.members)]
-        shares = [(n, device) for n, device in zip(way, devices, strict=True) if n]
-        runs = ", ".join(f"{n} of {sum(way)} bands on {device}" for n, device in shares)
+        shares = (f"{n} of {sum(way)} bands on {device}" for n, device in _shares(team, way))
+        runs = ", ".join(shares)
         return StatusRow(VAE_LABEL, runs, _said(why))
 
     def told(self) -> dict[str, Any]:
@@ -257,8 +254,10 @@ class SeveralSession:
         }
 
 
-def _started(device: torch.device, home: torch.device) -> Replica:
-    return Replica(device, home)
+def _shares(team: Team, way: Way) -> list[tuple[int, torch.device]]:
+    """Each card's share of a call, without those that have none."""
+    devices = [team.home, *(member.device for member in team.members)]
+    return [(share, device) for share, device in zip(way, devices, strict=True) if share]
 
 
 def _manner() -> Manner:
@@ -320,13 +319,3 @@ def rows(options: Options, why_not_vae: Sequence[str] = ()) -> list[StatusRow]:
 
 session = SeveralSession()
 """The session of the process; survives "Reload UI"."""
-
-
-def model_loaded(model: Any) -> None:
-    """Callback: a checkpoint was loaded, maybe amid a generation."""
-    session.model_loaded(model)
-
-
-def before_step(params: Any) -> None:
-    """Callback: a sampler is about to call the UNet."""
-    session.before_step(params)

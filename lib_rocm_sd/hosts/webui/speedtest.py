@@ -22,13 +22,15 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui.options import Options
-from lib_rocm_sd.hosts.webui import host, settings, several, trials
+from lib_rocm_sd.hosts.webui import host, settings, several
 from lib_rocm_sd.hosts.webui import script as a1111_script
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui import unet as unet_host
 from lib_rocm_sd.hosts.webui import vae as a1111_vae
 from lib_rocm_sd.hosts.webui.attention import autocast
 from lib_rocm_sd.hosts.webui.seams import optimizer
+from lib_rocm_sd.hosts.webui.trials import AT_WORK as TRYING
+from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.lab.speed_job import (
     PROMPT,
     SEED,
@@ -76,7 +78,7 @@ class WebUI:
         if background.state().running:
             return COMPILING
         if trials.state().running:
-            return trials.AT_WORK
+            return TRYING
         return AT_WORK if at_work or waiting else ""
 
     @contextmanager
@@ -340,9 +342,12 @@ def _arguments(
     cross = next((m for name, m in named.items() if name.endswith("attn2")), None)
     if first is None or cross is None:
         raise ValueError("we do not know how to call this checkpoint's UNet")
+    text_width = getattr(getattr(cross, "to_k", None), "in_features", None)
+    if text_width is None:
+        raise ValueError("we do not know which text this checkpoint's UNet reads")
     side = -(-size // FACTOR)
     times = torch.full((BATCH,), 501.0, device=device, dtype=dtype)
-    text = draw(BATCH, TOKENS, _width_of(cross))
+    text = draw(BATCH, TOKENS, text_width)
     more: dict[str, Any] = {}
     if getattr(model, "num_classes", None) is not None:
         widths = (getattr(m, "in_features", None) for m in model.label_emb.modules())
@@ -353,14 +358,6 @@ def _arguments(
     if "transformer_options" in inspect.signature(type(model).forward).parameters:
         more["transformer_options"] = {}  # a Forge writes into it, into the default too
     return (draw(BATCH, first.in_channels, side, side), times), {"context": text, **more}
-
-
-def _width_of(cross: Any) -> int:
-    """Width of the text embedding that this attention reads."""
-    width = getattr(getattr(cross, "to_k", None), "in_features", None)
-    if isinstance(width, int):
-        return width
-    raise ValueError("we do not know which text this checkpoint's UNet reads")
 
 
 @contextmanager

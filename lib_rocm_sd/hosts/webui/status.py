@@ -11,8 +11,9 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui import status as page
 from lib_rocm_sd.hosts.ui.options import VAE_MODES, Options
 from lib_rocm_sd.hosts.ui.status import COMPILING, TRYING, Failure, Status, StatusRow
-from lib_rocm_sd.hosts.webui import attention, host, settings, several, trials, unet, vae
+from lib_rocm_sd.hosts.webui import attention, host, settings, several, unet, vae
 from lib_rocm_sd.hosts.webui.seams import optimizer
+from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.policy import PERFORMANCE
 from lib_rocm_sd.runtime import background
 

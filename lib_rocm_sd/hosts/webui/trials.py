@@ -50,7 +50,7 @@ Left = Callable[[], int]
 
 
 class Trials:
-    """One per process, `trials`; survives "Reload UI". Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -235,16 +235,4 @@ class Trials:
 
 
 trials = Trials()
-"""The one of the process; the module's functions are its methods."""
-
-begin = trials.begin
-expect = trials.expect
-expect_training = trials.expect_training
-order = trials.order
-pending = trials.pending
-waits = trials.waits
-state = trials.state
-risk = trials.risk
-check = trials.check
-look_again = trials.look_again
-forget = trials.forget
+"""The one of the process; survives "Reload UI"."""

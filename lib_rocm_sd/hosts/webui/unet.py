@@ -53,16 +53,16 @@ ANOTHERS = "the SD Unet in Settings > Stable Diffusion runs the steps"
 NETWORKS = "networks"
 """The module of the WebUI's extension Lora, as its own scripts import it."""
 _APPLIED = "network_current_names"
+"""What a layer notes of the networks that are applied to it."""
 _NAME = "network_layer_name"
 _FUNCTIONAL = "networks are computed in the layers' forwards (lora_functional)"
-_Wanted = tuple[tuple[Any, ...], ...]
 _UNKNOWN = object()
 
 
 class SettingsHook(Hook):
     """What the settings say. `stands_aside()`: whether attention is the WebUI's own now."""
 
-    def __init__(self, stands_aside: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, stands_aside: Callable[[], bool]) -> None:
         self._stands_aside = stands_aside
 
     @property
@@ -109,8 +109,9 @@ class WebUIHook(SettingsHook):
         if getattr(self._shared.opts, "lora_functional", False):
             # The layers' forwards touch no weight then where nothing is loaded, nor do we.
             return _FUNCTIONAL if loaded else ""
-        wanted = _wanted(loaded)
-        if wanted is None:
+        try:
+            wanted = tuple((n.name, n.te_multiplier, n.unet_multiplier, n.dyn_dim) for n in loaded)
+        except AttributeError:
             return "this WebUI's networks are not of a known kind"
         stale = [leaf for leaf in leaves if leaf.__dict__.get(_APPLIED, ()) != wanted]
         try:
@@ -129,14 +130,6 @@ class WebUIHook(SettingsHook):
         if not why and getattr(self._shared.opts, "upcast_attn", False):
             why = "attention is computed in float32"
         return why
-
-
-def _wanted(loaded: Sequence[Any]) -> _Wanted | None:
-    """What a layer notes when these networks are applied to it; None where they lack a part."""
-    try:
-        return tuple((n.name, n.te_multiplier, n.unet_multiplier, n.dyn_dim) for n in loaded)
-    except AttributeError:
-        return None
 
 
 class ForgeHook(SettingsHook):
@@ -364,7 +357,7 @@ class UnetSession:
 
         self._unet, self._by, self._other_weights = unet, wish, False
         if host.forge() is not None:
-            patched = getattr(host.unet_patcher_of(model), "model", None)
+            patched = getattr(host.patcher_of(model, "unet"), "model", None)
             if not isinstance(patched, nn.Module):
                 raise TypeError("this Forge's model has no patcher of its UNet")
             taken = ForgeTakeover(patched, wish, aside)

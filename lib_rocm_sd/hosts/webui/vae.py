@@ -435,7 +435,7 @@ class VaeSession:
                 coder.serve_from(wish, self.turn)
             else:
                 coder.take_out()
-        self._put_estimates(host.vae_patcher_of(model), known)
+        self._put_estimates(host.patcher_of(model, "vae"), known)
 
     def _put_estimates(self, vae: Any, coders: Iterable[CoderStandIn]) -> None:
         """Into a Forge's VAE that has estimates; nothing where they are ours."""

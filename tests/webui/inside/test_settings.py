@@ -260,7 +260,7 @@ def test_cache_panel(cache_folder: Path, start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu)
     folder = fill_cache(webui)
     assert folder == cache_folder
-    shown = webui.library("hosts.ui.cache_panel").contents()
+    shown = webui.library("hosts.webui.settings_page").contents()
     assert "&lt;cache&gt;</code>" in shown and "Size: 5 KiB" in shown
     said = click(webui, "rocm_sd_cache_clear")
     assert "Removed 5 KiB" in said and "Size: 0 bytes" in said
@@ -298,7 +298,7 @@ def test_no_cache_folder(start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyP
     cache = webui.library("cache")
     monkeypatch.setattr(cache, "directory", lambda: None)
     monkeypatch.setattr(cache, "reasons", lambda: ["/x <y> cannot be written"])
-    shown = webui.library("hosts.ui.cache_panel").contents()
+    shown = webui.library("hosts.webui.settings_page").contents()
     assert "There is no cache folder." in shown and "/x &lt;y&gt; cannot be written" in shown
 
 

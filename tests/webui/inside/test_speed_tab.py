@@ -134,7 +134,7 @@ def test_a_card_can_be_checked(start: Start, gpu: FakeGpu, monkeypatch: Any) -> 
         assert check.wait(WAIT_S)
     assert "could not be run: the WebUI is busy: a generation is running" in poll("")[0]
     monkeypatch.setattr(type(check), "_followed", lambda self, side: ran.append(side) or Done())
-    looked = webui.library("hosts.webui.speedtest").trials.trials
+    looked = webui.library("hosts.webui.speedtest").trials
     monkeypatch.setattr(looked, "_renew", lambda: ran.append("renewed"))
     assert run("")[0]["visible"] is False
     assert check.wait(WAIT_S)

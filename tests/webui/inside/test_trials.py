@@ -399,7 +399,7 @@ def test_what_the_self_test_found_holds_from_the_next_picture_on(
         verdicts.write(key, replace(verdict, outcome="passed", reason=""))
     refresh(webui)
     assert button(webui)
-    webui.library("hosts.webui.trials").look_again()
+    trials(webui).look_again()
     until(webui.is_ours)
     assert "This may freeze" not in refresh(webui)[2]
     assert card.classes == classes
