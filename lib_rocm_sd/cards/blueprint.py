@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.memory import version_of
-from lib_rocm_sd.modules.patches import is_the_classs, named
+from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.modules.watch import CONV_SETTINGS, INNER, Watch
 
 FAMILIES = ("ldm", "sgm")
@@ -166,19 +166,12 @@ def _reasons(
     if root not in (family, "torch", *FAMILIES):
         yield f"{name} is a {cls.__name__} of {cls.__module__}"
         return
-    for key in INNER:
-        own = vars(module).get(key)
-        ours = type(own).__module__.startswith(_OURS)
-        if not (own is None or is_root or ours or is_the_classs(own, module, key)):
-            yield f"{name}.{key} has been replaced ({named(own)})"
-    if not is_root and (module._forward_hooks or module._forward_pre_hooks):
-        yield f"{name} has forward hooks"
+    if not is_root:
+        found = Findings(family, hosts_own)
+        found.untouched(module, name)
+        yield from found.reasons
     if module.training:
         yield f"{name} is in training"
-    yield from _class_reasons(cls, hosts_own)
-
-
-def _class_reasons(cls: type, hosts_own: Sequence[str]) -> Iterator[str]:
     for key in INNER:
         owner = next((base for base in cls.__mro__ if key in vars(base)), None)
         if owner is None:

@@ -23,7 +23,6 @@ Python modules that do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import itemgetter
 from types import CodeType, FunctionType, ModuleType
@@ -103,18 +102,6 @@ class Watch:
         return any(map(_hooks, self._attributes)) or any(map(_pre_hooks, self._attributes))
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A module and what it had: attributes, children, and which parameters and buffers."""
-
-    module: nn.Module
-    cls: type
-    attributes: dict[str, Any]
-    children: dict[str, nn.Module | None]
-    parameters: list[str]
-    buffers: list[str]
-
-
 class Structure:
     """All of a module tree that reading it could depend on, but the values of its parameters.
 
@@ -123,51 +110,39 @@ class Structure:
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
-        self._seen = [_seen(module) for module in root.modules()]
-        classes = {base for seen in self._seen for base in seen.cls.__mro__ if base is not object}
+        modules = list(root.modules())
+        classes = {base for each in modules for base in type(each).__mro__ if base is not object}
         self._classes = [(cls, dict(vars(cls))) for cls in classes]
         self._around = surroundings()
-        tensors = (v for seen in self._seen for v in seen.attributes.values())
-        if any(isinstance(value, torch.Tensor) for value in tensors):
-            self._seen = []  # neither to be compared nor to be kept alive
+        values = (value for module in modules for value in vars(module).values())
+        if any(isinstance(value, torch.Tensor) for value in values):
+            modules = []  # neither to be compared nor to be kept alive
+        self._seen = [(module, _seen(module)) for module in modules]
 
     def same(self) -> bool:
         """True if nothing has changed: no attribute, child or hook, no class that is in use, and
         nothing of torch's that all of them run.
         """
         try:
-            same = bool(self._seen) and surroundings() == self._around
-            same = same and self._same_modules()
-            return same and all(vars(cls) == attributes for cls, attributes in self._classes)
+            return (
+                bool(self._seen)
+                and surroundings() == self._around
+                and all(_seen(module) == seen for module, seen in self._seen)
+                and not any(
+                    module._forward_hooks or module._forward_pre_hooks
+                    for module, _ in self._seen
+                    if module is not self._root
+                )
+                and all(vars(cls) == attributes for cls, attributes in self._classes)
+            )
         except (RuntimeError, TypeError, ValueError):
             return False  # attributes that cannot be compared
 
-    def _same_modules(self) -> bool:
-        for seen in self._seen:
-            module = seen.module
-            if (
-                type(module) is not seen.cls
-                or vars(module) != seen.attributes
-                or module._modules != seen.children
-                or _given(module._parameters) != seen.parameters
-                or _given(module._buffers) != seen.buffers
-            ):
-                return False
-            hooked = module._forward_hooks or module._forward_pre_hooks
-            if hooked and module is not self._root:
-                return False
-        return True
 
-
-def _seen(module: nn.Module) -> _Seen:
-    return _Seen(
-        module,
-        type(module),
-        dict(vars(module)),
-        dict(module._modules),
-        _given(module._parameters),
-        _given(module._buffers),
-    )
+def _seen(module: nn.Module) -> tuple[Any, ...]:
+    """What it is and has: attributes, children, and which parameters and buffers."""
+    own = type(module), dict(vars(module)), dict(module._modules)
+    return *own, _given(module._parameters), _given(module._buffers)
 
 
 def _given(tensors: Mapping[str, torch.Tensor | None]) -> list[str]:

@@ -21,6 +21,7 @@ from lib_rocm_sd.vae.steps import AttentionStep, Rows
 from lib_rocm_sd.vae.trace import (
     Action,
     Chain,
+    advance,
     bands,
     conv_problem,
     normed,
@@ -187,39 +188,16 @@ class Forecast:
                 total += self._flops_of(action)
                 flops.append(total)
             line = _Line(first, actions, made, work, flops[::-1], [], [])
-            totals = self._walk(line)
+            alive: dict[int, int] = {}
+            totals = []
+            for action, each, beside in zip(actions, made, work, strict=True):
+                totals.append(advance(chain, action, each, alive, first) + beside)
+                line.alive.append(dict(alive))
             for place in range(len(totals) - 2, -1, -1):
                 totals[place] = max(totals[place], totals[place + 1])
             line.peaks = [*totals, 0]
             self._lines[key] = line
         return self._lines[key]
-
-    def _walk(self, line: _Line) -> list[int]:
-        """The bytes there are during each action from the line's first image; notes `alive`."""
-        alive: dict[int, int] = {}
-        totals = []
-        for place in range(len(line.actions)):
-            totals.append(self._step(line, place, alive, line.first) + line.work[place])
-            line.alive.append(dict(alive))
-        return totals
-
-    def _step(self, line: _Line, place: int, alive: dict[int, int], start: int) -> int:
-        """Take an action of those from image `start`; the bytes of all images meanwhile."""
-        action = line.actions[place]
-        image = action.image
-        over = None
-        if image > start:
-            if isinstance(self.chain.steps[image - 1], AttentionStep):
-                over = image - 1  # attention works in place
-            elif action.in_place and image - 2 > start:
-                over = image - 2
-        alive[image] = line.made[place] if over is None else alive[over]
-        if over is not None:
-            alive[over] = 0
-        total = sum(alive.values())
-        for used in action.drop:
-            alive.pop(used, None)
-        return total
 
     def _peak(self, line: _Line, start: int, sweeping: int | None) -> int:
         """The most bytes there are while a line's actions are taken from image `start` on."""
@@ -232,7 +210,7 @@ class Forecast:
             action, work = line.actions[place], line.work[place]
             if action.in_place and action.image - 2 == start:  # stored: not written over
                 work = self._workspace(replace(action, in_place=False), sweeping)
-            peak = max(peak, self._step(line, place, alive, start) + work)
+            peak = max(peak, advance(self.chain, action, line.made[place], alive, start) + work)
             if place > first + 1 and alive == line.alive[place]:
                 return max(peak, line.peaks[place + 1])
         return peak

@@ -185,22 +185,30 @@ def _union(one: Rows | None, other: Rows) -> Rows:
     return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
 
 
+def advance(chain: Chain, action: Action, made: int, alive: dict[int, int], start: int = -1) -> int:
+    """Take an action, which makes `made` bytes, of those after image `start`, which is not written
+    over; the bytes of all images meanwhile. `alive`: by image, those that are there.
+    """
+    image, over = action.image, None
+    if action.source is not None and image > start:
+        if isinstance(chain.steps[image - 1], AttentionStep):
+            over = image - 1  # attention works in place
+        elif action.in_place and image - 2 > start:
+            over = image - 2
+    alive[image] = made if over is None else alive[over]
+    if over is not None:
+        alive[over] = 0
+    total = sum(alive.values())
+    for used in action.drop:
+        alive.pop(used, None)
+    return total
+
+
 def alive_bytes(chain: Chain, actions: list[Action]) -> list[int]:
     """The bytes of all images that are there while each action is done."""
     alive: dict[int, int] = {}
-    found = []
-    for action in actions:
-        alive[action.image] = chain.image_bytes(action.image, action.made)
-        over = action.image - 2 if action.in_place else None
-        if action.source is not None and isinstance(chain.steps[action.image - 1], AttentionStep):
-            over = action.image - 1  # attention works in place
-        if over is not None:
-            alive[action.image] = alive[over]
-            alive[over] = 0
-        found.append(sum(alive.values()))
-        for image in action.drop:
-            del alive[image]
-    return found
+    made = [chain.image_bytes(action.image, action.made) for action in actions]
+    return [advance(chain, *each, alive) for each in zip(actions, made, strict=True)]
 
 
 def peak_bytes(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -309,11 +309,7 @@ class _States:
         return [
             self._seen(content.results),
             self._seen(content.bars),
-            content.pictures,
-            content.history,
-            content.machine,
-            content.exports,
-            content.markdown,
+            *astuple(content)[2:],
             *[there] * 4,
         ]
 
