@@ -279,8 +279,10 @@ class Card:
         if not trial.expected:  # the host's own call failed
             self._trial = None
         elif trial.answer is not None and replica.has_expected():
-            most = MOST_ERRORS.get(self._dtype(part_of(trial.kind)), 0.01)
-            replica.compare(trial.answer, most)
+            copy = self._copies.get(part_of(trial.kind))
+            module = None if copy is None else copy.module()
+            dtype = torch.float16 if module is None else next(module.parameters()).dtype
+            replica.compare(trial.answer, MOST_ERRORS.get(dtype, 0.01))
             trial.answer, trial.is_compared = None, True
 
     def without(self, part: str) -> str:
@@ -411,11 +413,6 @@ class Card:
     def bar(self, kind: Hashable, reason: str) -> None:
         """Let it compute no more calls of this kind."""
         self._barred[kind] = reason
-
-    def _dtype(self, part: str) -> torch.dtype:
-        copy = self._copies.get(part)
-        module = None if copy is None else copy.module()
-        return torch.float16 if module is None else next(p.dtype for p in module.parameters())
 
     def _failed(self, error: FailedError, kind: Hashable) -> None:
         self._trial = None

@@ -255,7 +255,10 @@ class Pulse:
             except (RuntimeError, OSError):  # then nobody else reads it either
                 return
             now = self._clock()
-            if all(_last(said) or now - at > silent_s for said, at in self._heard.values()):
+            if all(
+                said == LEFT or said.startswith(FAILED) or now - at > silent_s
+                for said, at in self._heard.values()
+            ):
                 return
             time.sleep(self.beat_s / 4)
 
@@ -327,7 +330,3 @@ class Pulse:
 
 def _key(rank: int) -> str:
     return f"pulse/{rank}"
-
-
-def _last(said: str) -> bool:
-    return said == LEFT or said.startswith(FAILED)

@@ -134,11 +134,8 @@ class Board:
         flat = [part.view(-1) for part in parts]
         count = self._area // own.element_size()
         for first in range(0, max(len(part) for part in flat), count):
-            self._exchange(
-                {self.rank: flat[self.rank][first : first + count]},
-                {rank: flat[rank][first : first + count] for rank in self._others()},
-                0,
-            )
+            pieces = {rank: part[first : first + count] for rank, part in enumerate(flat)}
+            self._exchange({self.rank: pieces.pop(self.rank)}, pieces, 0)
         return torch.cat(parts, dim)
 
     def start_swap(
@@ -174,9 +171,6 @@ class Board:
     def _place(self, rank: int, offset: int, like: torch.Tensor) -> torch.Tensor:
         area = self._exchanges % 2 * self.size + rank
         return self._shared.tensor(area * self._area + offset, like.shape, like.dtype)
-
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank != self.rank]
 
 
 def board_bytes(size: int) -> int:

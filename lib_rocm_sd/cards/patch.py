@@ -291,7 +291,8 @@ class PatchParallel:
             return self._theirs(sample, timestep, *args, **kwargs)
         self._agreement.note(sample, _prompt(args, kwargs))
         self.split_calls += 1
-        self._exchange.begin(_number(timestep) if isinstance(self._exchange, Stale) else 0.0)
+        is_stale = isinstance(self._exchange, Stale)  # else nobody waits for the device
+        self._exchange.begin(float(torch.as_tensor(timestep).flatten()[0]) if is_stale else 0.0)
         rows = self._split(sample)
         self._rows = rows
         try:
@@ -464,7 +465,3 @@ def _merged(parts: torch.Tensor, module: nn.GroupNorm) -> tuple[torch.Tensor, to
 def _prompt(args: Any, kwargs: Any) -> Any:
     """What a UNet is given after the image and the time step."""
     return args[0] if args else kwargs.get("encoder_hidden_states")
-
-
-def _number(timestep: Any) -> float:
-    return float(timestep.flatten()[0]) if isinstance(timestep, torch.Tensor) else float(timestep)

@@ -115,7 +115,11 @@ class Team(Work):
             # Looking at weights takes as long as a tenth of a part, so comes after both parts have
             # begun. Both are dropped if they turn out to be others than the replicas'.
             asked = self._ask(call, way)
-            own = self._own(call, way, theirs) if asked and subject.is_same() else None
+            own = None
+            if asked and subject.is_same():
+                clock.mark()
+                own = theirs(**call.part(0, way[0]))
+                clock.mark()
             if asked or not begins:
                 against = self._against(subject, ready, begins, [member for member, _, _ in asked])
             self._last = against
@@ -123,13 +127,6 @@ class Team(Work):
                 return self._divided(call, way, asked, own, theirs)
             clock.way, clock.counts = (call.rows, *[0] * len(self.members)), not asked
             return self._whole(call, subject, against, theirs)
-
-    def _own(self, call: Call, way: Way, theirs: Theirs) -> torch.Tensor:
-        """This card's part."""
-        self._clock.mark()
-        own = theirs(**call.part(0, way[0]))
-        self._clock.mark()
-        return own
 
     def _ask(self, call: Call, way: Way) -> list[tuple[Card, int, int]]:
         """Begin the others' parts: who has begun which rows."""

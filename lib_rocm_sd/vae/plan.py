@@ -224,7 +224,9 @@ class BandPlanner:
             attends = any(isinstance(step, AttentionStep) for step in chain.steps[start:stop])
             banded = distance < LONGEST and chain.batch == 1 and not attends
             pair = stop == start + 2 and chain.steps[stop - 1].residual
-            heights = self._heights(start, stop)[-1 if by_peak else 0 :]
+            top = highest(chain, start, stop)
+            heights = [MIN_ROWS << n for n in range(6, -1, -1) if MIN_ROWS << n < top] or [top]
+            heights = heights[-1 if by_peak else 0 :]
             flops, after = self._forecast.flops(start, stop), self._forecast.flops(stop, chain.last)
             swept = Leg(start, stop, heights[0], "").passes(chain) if banded else ()
             again = sum(self._forecast.flops(start, image) for image in swept)
@@ -238,11 +240,6 @@ class BandPlanner:
                     found.append(_Onward(_Waiting(stop, _place(legs[0])), legs, least, after))
         self._found[start, by_peak] = found
         return found
-
-    def _heights(self, start: int, stop: int) -> list[int]:
-        """Rows per band, the most first."""
-        top = highest(self.chain, start, stop)
-        return [MIN_ROWS << power for power in range(6, -1, -1) if MIN_ROWS << power < top] or [top]
 
     def _taken(self, place: str, way: _Onward, budget: int) -> Iterator[tuple[Leg, _Taken]]:
         """The legs and what each takes from an image that waits in `place`.

@@ -261,16 +261,11 @@ def _shown(gr: Any) -> tuple[list[Any], list[Any]]:
             max_lines=16,
             interactive=False,
             elem_id=_id("markdown"),
-            **_copied(gr),
+            **({"show_copy_button": True} if major(gr) < 6 else {"buttons": ["copy"]}),
         )
         markdown.do_not_save_to_config = True
     shown = [results, bars, pictures, past, machine, exports, markdown]
     return shown, [looks, earlier, facts, export]
-
-
-def _copied(gr: Any) -> dict[str, Any]:
-    """A button that copies, as this gradio calls it."""
-    return {"show_copy_button": True} if major(gr) < 6 else {"buttons": ["copy"]}
 
 
 class _States:

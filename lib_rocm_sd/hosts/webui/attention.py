@@ -124,7 +124,11 @@ class _Core:
         self.shared: Any = host.module("modules.shared")
         self.devices: Any = host.module("modules.devices")
 
-    def attend(
+    def attend(self, *given: Any) -> torch.Tensor | None:
+        """What `compute` makes of these; None if the WebUI has to compute it."""
+        return calls.attention(self.compute, given, {}, failed="", spares=False)
+
+    def compute(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -132,20 +136,8 @@ class _Core:
         heads: int = 1,
         mask: Any = None,
         scale: float | None = None,
-    ) -> torch.Tensor | None:
-        """(B, Sq, heads*D) from tensors like it, by views; None if the WebUI has to compute it."""
-        given = (q, k, v, heads, mask, scale)
-        return calls.attention(self._compute, given, {}, failed="", spares=False)
-
-    def _compute(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        heads: int,
-        mask: Any,
-        scale: float | None,
     ) -> torch.Tensor:
+        """(B, Sq, heads*D) from tensors like it, by views."""
         upcast = self.shared.opts.upcast_attn
         dtype = q.dtype
         if upcast:
@@ -316,14 +308,11 @@ class Bindings:
 def _modules() -> Iterator[ModuleType]:
     """The WebUI's own and its extensions', also scripts, which nobody can import."""
     for module in (*list(sys.modules.values()), *_scripts()):
-        if isinstance(module, ModuleType) and _is_the_webuis(module):
+        if not isinstance(module, ModuleType) or module.__name__.startswith(_OURS):
+            continue
+        file = getattr(module, "__file__", None) or _STANDARD
+        if not (file.startswith(_STANDARD) or any(name in file for name in PACKAGES)):
             yield module
-
-
-def _is_the_webuis(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None) or _STANDARD
-    installed = file.startswith(_STANDARD) or any(name in file for name in PACKAGES)
-    return not installed and not module.__name__.startswith(_OURS)
 
 
 def _scripts() -> tuple[Any, ...]:

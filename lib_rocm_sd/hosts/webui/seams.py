@@ -342,19 +342,16 @@ class RocmSdOptimization(Seam):
         if known is not None:
             return known
         with self._lock:
-            cls = self._class_of(module)
+            cross, block = host.attention_classes()
+            known_ones = (each for each in type(module).__mro__ if each in cross or each in block)
+            # the first of a kind for a class of an extension that borrowed our forward
+            cls: Any = next(known_ones, (cross if hasattr(module, "to_q") else block)[0])
             if not self._patches:
                 sits: host.Forward = cls.forward
                 return sits if host.is_its_own(sits) else self._ask_host()[cls]
             if not self._hosts_own:
                 self._hosts_own = self._ask_host()
             return self._hosts_own[cls]
-
-    def _class_of(self, module: torch.nn.Module) -> Any:
-        cross, block = host.attention_classes()
-        known = (cls for cls in type(module).__mro__ if cls in cross or cls in block)
-        # the first of a kind for a class of an extension that borrowed our forward
-        return next(known, (cross if hasattr(module, "to_q") else block)[0])
 
     def _forwards(self) -> dict[type, host.Forward]:
         cross, block = host.attention_classes()
