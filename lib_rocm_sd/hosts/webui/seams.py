@@ -12,8 +12,9 @@ import torch
 
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.webui import attention, background, host, session, trials
+from lib_rocm_sd.hosts.webui import attention, background, host, session
 from lib_rocm_sd.hosts.webui.attention import Bindings, Function, Method, given, of_functions
+from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.lab.speed_job import Attention
 from lib_rocm_sd.modules import patches
 from lib_rocm_sd.ops.attention.op import ATTENTION
