@@ -53,7 +53,13 @@ def difference(apart: float, added: float, whole: float, epsilon: float) -> str:
         return ""
     if not math.isfinite(apart) or not added:
         return "gave other values"
-    return f"differed by {apart / added:.1%} (rounding explains {rounding / added:.1%})"
+    apart_of_it, explained = percent(apart / added), percent(rounding / added)
+    return f"differed by {apart_of_it} (rounding explains {explained})"
+
+
+def percent(share: float) -> str:
+    """'12.3%'; of less than 0.1%, two digits that say something."""
+    return f"{share:.1%}" if share >= 1e-3 else f"{100 * share:.2g}%"
 
 
 def epsilon(*results: torch.Tensor) -> float:

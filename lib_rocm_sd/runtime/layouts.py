@@ -8,11 +8,13 @@ Imports nothing of ours, since the workers that load a compiler read it too. The
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 WINDOWS = sys.platform == "win32"
@@ -34,6 +36,12 @@ class Library:
         """Whether a file of this name may be it, on this system."""
         pattern = self.windows if WINDOWS else self.linux
         return re.fullmatch(pattern, file_name, re.IGNORECASE) is not None
+
+    def version(self, file_name: str) -> tuple[int, ...]:
+        """The numbers in its file's name, but for those of its own: amdhip-8 is newer than
+        amdhip64_7.
+        """
+        return numbers(file_name.lower().replace(self.name, ""))
 
     def described(self) -> str:
         """Its name as a user searches for it."""
@@ -89,9 +97,9 @@ def package_folder(name: str) -> Path | None:
     return next(iter(package_folders(name)), None)
 
 
-def numbers(path: Path) -> tuple[int, ...]:
-    """The numbers in a file's name, to sort by version."""
-    return tuple(int(digits) for digits in re.findall(r"\d+", path.name))
+def numbers(name: str) -> tuple[int, ...]:
+    """The numbers in a name, to sort by version."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", name))
 
 
 def _torch() -> list[Path]:
@@ -113,15 +121,22 @@ def _told_by_rocm_sdk() -> list[Path]:
         from rocm_sdk import find_libraries  # type: ignore[import-not-found]
 
         return [Path(path).parent.parent for path in find_libraries("amdhip64")]
-    except Exception:  # whatever its own code raises, half uninstalled
+    except Exception as error:  # whatever its own code raises, half uninstalled
+        _warn(f"rocm_sdk cannot name its libraries: {type(error).__name__}: {error}")
         return []
+
+
+@cache
+def _warn(line: str) -> None:
+    """Once. By the standard library, which a worker has, too."""
+    logging.getLogger("rocm_sd").warning("%s", line)
 
 
 def _environment() -> list[Path]:
     """HIP_PATH_71 and the like are the HIP SDK's on Windows, a variable for each version."""
     names = ["ROCM_PATH", "ROCM_HOME", "HIP_PATH"]
     versions = [name for name in os.environ if re.fullmatch(r"HIP_PATH_\d+", name)]
-    names += sorted(versions, key=lambda name: numbers(Path(name)), reverse=True)
+    names += sorted(versions, key=numbers, reverse=True)
     return [Path(os.environ[name]) for name in names if os.environ.get(name)]
 
 
@@ -138,7 +153,7 @@ def _system() -> list[Path]:
 
 
 def _newest(folder: Path, pattern: str) -> list[Path]:
-    return sorted(folder.glob(pattern), key=numbers, reverse=True)
+    return sorted(folder.glob(pattern), key=lambda path: numbers(path.name), reverse=True)
 
 
 LAYOUTS = (

@@ -49,7 +49,7 @@ def files(folders: Iterable[Path], library: Library) -> Iterator[Path]:
     seen: set[Path] = set()
     for folder in folders:
         names = (path for path in folder.glob("*") if library.matches(path.name))
-        by_version = sorted(names, key=lambda path: (layouts.numbers(path), path.name))
+        by_version = sorted(names, key=lambda path: (library.version(path.name), path.name))
         for path in reversed(by_version):
             real = real_path(path)
             if real not in seen and path.is_file():

@@ -405,6 +405,9 @@ class Gate:
         with self._lock:
             if place not in self._conductors:
                 self._conductors[place] = self._conductor(place, **how)
+        for other, each in list(self._conductors.items()):
+            if other != place:  # its child would hold memory of a card of another kind, idly
+                each.rest()
         try:
             self._conductors[place].run(
                 subjects,

@@ -15,6 +15,7 @@ from lib_rocm_sd.errors import DeviceOutOfMemoryError
 from lib_rocm_sd.hosts.comfyui import vae as vaes
 from lib_rocm_sd.hosts.comfyui.host import session_of, tally
 from lib_rocm_sd.hosts.comfyui.vae import NodeWish
+from lib_rocm_sd.modules import compared
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.vae.program import Program
 from tests.comfyui.conftest import left
@@ -76,6 +77,19 @@ def test_it_gives_what_comfyuis_gives(
         assert made is not None and made.program.last_plan is not None
         assert made.program.last_plan.whole is whole
         assert not made.program._ready  # nothing of ours stays on the device
+
+
+def test_an_image_that_was_compared_and_is_comfyuis_is_counted_once(
+    vae: Any, card: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(compared.VARIABLE)
+    monkeypatch.setattr(vaes.Coder, "_compared", lambda self, image: "differed by 5.0%")
+    ours = vaes.with_ours(vae, wish())
+    for _ in range(2):
+        ours.decode(latent())
+    assert dict(tally.ours) == {"VAE decode": 1}
+    why = "a corner of the image differed by 5.0%: the host's own is used"
+    assert left() == {f"VAE decode: {why}": 1}
 
 
 def test_the_given_one_stays_as_it_is(vae: Any, card: Engine, comfy: Any) -> None:

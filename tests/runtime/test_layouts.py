@@ -229,7 +229,7 @@ def test_each_layout_has_a_machine_of_each_system() -> None:
 
 
 def test_a_package_that_rocm_sdk_alone_can_name(
-    site: Path, monkeypatch: pytest.MonkeyPatch
+    site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """TheRock's packages may end with a nonce (PY_PACKAGE_SUFFIX_NONCE)."""
     told = site / "site" / "_rocm_sdk_core_a1" / "lib" / "libamdhip64.so.7"
@@ -243,7 +243,11 @@ def test_a_package_that_rocm_sdk_alone_can_name(
         raise ModuleNotFoundError(names)
 
     module.find_libraries = missing
-    assert list(libraries.files(libraries.rocm_library_folders(), AMDHIP64)) == []
+    layouts._warn.cache_clear()
+    for _ in range(2):
+        assert list(libraries.files(libraries.rocm_library_folders(), AMDHIP64)) == []
+    (warning,) = caplog.messages
+    assert warning.startswith("rocm_sdk cannot name its libraries: ModuleNotFoundError: ")
 
 
 def test_a_clang_is_looked_for_in_sdks_alone(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,6 +277,17 @@ def test_names_of_the_hip_runtime(
 ) -> None:
     monkeypatch.setattr(layouts, "WINDOWS", windows)
     assert AMDHIP64.matches(name) == matches
+
+
+def test_the_newest_of_a_folder_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The 64 in a name is no version."""
+    monkeypatch.setattr(layouts, "WINDOWS", True)
+    newest_first = ["amdhip-8.dll", "AMDHIP64_7.dll", "amdhip64_6.dll", "amdhip64.dll"]
+    for name in newest_first:
+        (tmp_path / name).touch()
+    assert [path.name for path in libraries.files([tmp_path], AMDHIP64)] == newest_first
 
 
 def test_a_folder_that_is_called_like_a_library_is_none(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine.gating import Asked
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.trials import gate, verdicts
+from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import WAITS, Gate
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.subject import Subject
@@ -165,6 +167,18 @@ def test_another_order_holds_for_what_waits(world: World, monkeypatch: pytest.Mo
     assert tried == [6.0, 5.0, 3.0, 2.0, 4.0]
     assert (world.gate.state().done, world.gate.state().refused) == (5, ())
     assert world.children == 1, "who makes the next batch has the same child"
+
+
+def test_children_of_another_kind_of_card_are_ended_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried_before: list[int] = []
+    other = Conductor(scaling.place(Path("another")))
+    monkeypatch.setattr(other, "rest", lambda: tried_before.append(world.gate.state().done))
+    world.gate._conductors[other.place] = other
+    world.run()
+    world.settled()
+    assert tried_before[0] == 0 and world.run() == "rocm_sd"
 
 
 def test_a_halt_is_told_before_anything_is_asked_for(

@@ -89,6 +89,11 @@ def test_values_written_through_data_are_seen(
     assert len(corners) == count + 1  # compared, and right
 
 
+def test_a_tiny_difference_has_digits_that_say_something() -> None:
+    said = [compared.percent(share) for share in (1.0, 0.0123, 0.0011, 0.00034, 2.61e-6)]
+    assert said == ["100.0%", "1.2%", "0.1%", "0.034%", "0.00026%"]
+
+
 def test_nothing_is_compared_where_that_is_off(
     decoder: DiffusersStandIn, corners: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

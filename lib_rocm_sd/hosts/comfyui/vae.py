@@ -103,11 +103,16 @@ class Coder(VaeStandIn):
         """What the module gives for one image (N, C, H, W)."""
         image = self.run(asked, progress=host.progress_bar(), interrupt=host.interrupted)
         self.was_left = False
-        tally.served(PARTS[self.role])
         shortage = self.shortage()
         if shortage:
             self.session.report.event(shortage)
         return image
+
+    def used(self, made: Any, asked: torch.Tensor, theirs: Callable[[], Any]) -> Any:
+        chosen = super().used(made, asked, theirs)
+        if chosen is made:
+            tally.served(PARTS[self.role])
+        return chosen
 
     def tell(self, why: str) -> None:
         self.was_left = True
