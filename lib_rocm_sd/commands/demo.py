@@ -13,8 +13,9 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, 
     say(f"device: {info.name} ({info.gfx or info.backend}), {name}")
     say(f"loading {args.model.name}")
     pipeline = load(args.model, dtype).to(device)
-    generate = Generator(pipeline, args.steps, args.seed, device)
+    generate = partial(timed_picture, pipeline, args.seed, steps=args.steps)
     say("warming up: the first use compiles and checks what is not ready yet")
     with patched(pipeline, wait=True) as patch:
         generate(args.prompts[0], steps=1)
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, 
     repeats = args.repeats or (1 if device.type == "cpu" else 3)
     sides = []
     for index, prompt in enumerate(args.prompts, 1):
-        side = _both(generate, lambda: patched(pipeline, wait=True), prompt, repeats)
+        side = _both(generate, pipeline, prompt, repeats)
         sides.append(side)
         largest, _ = difference(side.without, side.with_)
         say(
@@ -168,43 +169,33 @@ def run(args: argparse.Namespace) -> tuple[list[Sides], Sides | None, dict[str, 
     return sides, vae_side, findings
 
 
-@dataclass(frozen=True)
-class Generator:
-    """Makes and times a picture from a prompt."""
+def timed_picture(pipeline: Any, seed: int, prompt: str, steps: int) -> tuple[Any, float]:
+    """A picture, uint8 (height, width, 3), and the seconds that it took."""
+    from lib_rocm_sd.lab.timing import wait
 
-    pipeline: Any
-    steps: int
-    seed: int
-    device: Any
-
-    def __call__(self, prompt: str, steps: int | None = None) -> tuple[Any, float]:
-        """The picture, uint8 (height, width, 3), and the seconds that it took."""
-        import torch
-
-        started = time.perf_counter()
-        image = picture(self.pipeline, prompt, steps or self.steps, self.seed, "np")
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        seconds = time.perf_counter() - started
-        return (image * 255).round().clip(0, 255).astype("uint8"), seconds
+    started = time.perf_counter()
+    image = picture(pipeline, prompt, steps, seed, "np")
+    wait(pipeline.device)
+    seconds = time.perf_counter() - started
+    return (image * 255).round().clip(0, 255).astype("uint8"), seconds
 
 
 def _both(
-    generate: Generator,
-    patched: Callable[[], AbstractContextManager[Any]],
-    prompt: str,
-    repeats: int,
+    generate: Callable[[str], tuple[Any, float]], pipeline: Any, prompt: str, repeats: int
 ) -> Sides:
     """One prompt without, then with, `repeats` times; the times are medians."""
+    from lib_rocm_sd.hosts.diffusers.pipeline import patched
+
     pictures: dict[Any, Any] = {}
-    times: dict[Any, list[float]] = {nullcontext: [], patched: []}
+    times: dict[Any, list[float]] = {nullcontext: [], partial(patched, pipeline, wait=True): []}
     for _ in range(repeats):
         for context, seconds in times.items():
             with context():
                 pictures[context], taken = generate(prompt)
             seconds.append(taken)
+    without, with_ = pictures.values()
     without_s, with_s = map(statistics.median, times.values())
-    return Sides(prompt, pictures[nullcontext], pictures[patched], without_s, with_s)
+    return Sides(prompt, without, with_, without_s, with_s)
 
 
 # -- the page -------------------------------------------------------------------------------------
