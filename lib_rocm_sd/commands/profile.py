@@ -132,15 +132,15 @@ def _told() -> Callable[[str], None]:
 
 def _profiled(pipeline: Any, args: argparse.Namespace, device: Any) -> Any:
     """A picture under torch.profiler, with our ranges and those of the model's parts."""
-    import torch
     from torch.profiler import ProfilerActivity, profile
+
+    from lib_rocm_sd.lab.timing import wait
 
     activities = [ProfilerActivity.CPU]
     activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
     with parts_named(pipeline), ranges(), profile(activities=activities) as recorded:
         picture(pipeline, args.prompt, args.steps, 0, "pt")
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait(device)
     return recorded
 
 

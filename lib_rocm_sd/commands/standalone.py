@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from lib_rocm_sd.lab import models
 from lib_rocm_sd.lab.speed_job import (
     PROMPT,
     SEED,
-    Attention,
     Denoiser,
+    HostSide,
     Picture,
     PictureWish,
     Steps,
@@ -33,7 +33,7 @@ from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.unet.takeover import take_over
 
 
-class Standalone:
+class Standalone(HostSide):
     """A HostSide for the command line and the demo's page. What is loaded stays loaded."""
 
     session = DEFAULT
@@ -46,15 +46,6 @@ class Standalone:
     @property
     def device(self) -> torch.device:
         return self._device
-
-    def busy(self) -> str:
-        return ""
-
-    def queue(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def attention_methods(self) -> dict[str, Attention]:
-        return {}
 
     def output_directory(self) -> Path | None:
         return self._directory

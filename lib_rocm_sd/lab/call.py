@@ -23,6 +23,7 @@ from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.selftest import FAILURES, describe
 from lib_rocm_sd.lab.benchmark import Benchmark, Setting
 from lib_rocm_sd.lab.rows import Columns, Countdown, Row, TextTable, between, field, spread
+from lib_rocm_sd.lab.timing import wait
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
@@ -122,8 +123,7 @@ def _batch(call: Side, inputs: Sequence[torch.Tensor], device: torch.device) -> 
         begin = clock()
         call(q, k, v)
         times.append((clock() - begin) / 1000)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait(device)
     return times
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -130,7 +130,8 @@ class Steps:
 class HostSide(Protocol):
     """The program around a speed test. All but `busy` is called in the test's own thread.
 
-    One that is not a WebUI may have a `host_name`.
+    One that is not a WebUI may have a `host_name`. What one derives from this without saying how is
+    never busy, has no queue and no attention of its own.
     """
 
     @property
@@ -145,18 +146,18 @@ class HostSide(Protocol):
 
     def busy(self) -> str:
         """Why no test may start now, such as that a picture is being made; empty if one may."""
-        ...
+        return ""
 
     def queue(self) -> AbstractContextManager[Any]:
         """What keeps the host from making pictures meanwhile; held while the test runs.
 
         Entering it raises Busy where that cannot be had at once.
         """
-        ...
+        return nullcontext()
 
     def attention_methods(self) -> dict[str, Attention]:
         """The host's own attention, by its name; empty where that cannot be called alone."""
-        ...
+        return {}
 
     def vae(self) -> Any:
         """The host's decoder module on `device`, or None. Raises ValueError with a reason."""
