@@ -240,10 +240,12 @@ class Rates:
     `transcendental_apart`: executed by units beside the vector ones, which a wave keeps busy while
     others go on. `co_executes`: so do the matrix units. `matrix_issue_cycles`: what a matrix
     instruction takes of the vector issue then. `tile_cycles`: for one product of 16 x 16 x 16
-    halves: an instruction, or the 64 packed dot products that replace it.
+    halves: an instruction, or the 64 packed dot products that replace it. `half_operations`: per
+    clock of a compute unit, at most.
     """
 
     tile_cycles: int
+    half_operations: int
     matrix_cycles: tuple[tuple[str, int], ...]
     vector_cycles: int
     transcendental_cycles: int
@@ -263,43 +265,34 @@ class Rates:
         raise NotUnderstoodError(f"no rate is known for {mnemonic}")
 
 
-def _rdna(wmma_cycles: int, sources: str) -> Rates:
+def _rdna(wmma_cycles: int, half_operations: int, sources: str) -> Rates:
     matrix = [(r"v_(dual_)?dot2", 1)]
     if wmma_cycles:
         matrix.append((r"v_wmma_f32_16x16x16_b?f16", wmma_cycles))
     tile_cycles = wmma_cycles or 64
-    return Rates(tile_cycles, tuple(matrix), 1, 4, True, False, 1, 2, 128, sources)
+    return Rates(tile_cycles, half_operations, tuple(matrix), 1, 4, True, False, 1, 2, 128, sources)
 
 
-def _cdna(mfma_cycles: int, cache_bytes_per_cycle: int, sources: str) -> Rates:
+def _cdna(mfma_cycles: int, half_operations: int, cache_bytes: int, sources: str) -> Rates:
     matrix = (
         (r"v_mfma_f32_16x16x16_?b?f16", mfma_cycles),
         (r"v_mfma_f32_32x32x8_?b?f16", 2 * mfma_cycles),  # twice the products
         (r"v_dot2", 4),
     )
-    return Rates(mfma_cycles, matrix, 4, 16, False, True, 4, 4, cache_bytes_per_cycle, sources)
+    return Rates(
+        *(mfma_cycles, half_operations, matrix, 4, 16, False, True, 4, 4, cache_bytes, sources)
+    )
 
 
 FAMILIES = {
-    "RDNA2": _rdna(0, "[cores] [rdna] [isa]"),
-    "RDNA3": _rdna(32, "[calc] [cores] [rdna] [isa]"),
-    "RDNA3.5": _rdna(32, "[calc] [cores] [rdna] [isa], as RDNA3"),
-    "RDNA4": _rdna(16, "[calc] [cores] [rdna] [isa]"),
-    "CDNA2": _cdna(32, 64, "[calc] [prof] [llvm]"),
-    "CDNA3": _cdna(16, 128, "[calc] [prof] [llvm]"),
-    "CDNA4": _cdna(16, 128, "[prof] [llvm]"),
+    "RDNA2": _rdna(0, 256, "[cores] [rdna] [isa]"),
+    "RDNA3": _rdna(32, 512, "[calc] [cores] [rdna] [isa]"),
+    "RDNA3.5": _rdna(32, 512, "[calc] [cores] [rdna] [isa], as RDNA3"),
+    "RDNA4": _rdna(16, 1024, "[calc] [cores] [rdna] [isa]"),
+    "CDNA2": _cdna(32, 1024, 64, "[calc] [prof] [llvm]"),
+    "CDNA3": _cdna(16, 2048, 128, "[calc] [prof] [llvm]"),
+    "CDNA4": _cdna(16, 4096, 128, "[prof] [llvm]"),
 }
-
-HALF_OPERATIONS = {
-    "RDNA2": 256,
-    "RDNA3": 512,
-    "RDNA3.5": 512,
-    "RDNA4": 1024,
-    "CDNA2": 1024,
-    "CDNA3": 2048,
-    "CDNA4": 4096,
-}
-"""Half-precision operations per clock of one compute unit; the sources above say where from."""
 
 ASSUMPTIONS = (
     "bound_serial: a SIMD's matrix and vector instructions never overlap, whichever wave they are"

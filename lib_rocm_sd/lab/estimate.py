@@ -15,7 +15,7 @@ from typing import Any
 from lib_rocm_sd.arch import Arch, Card
 from lib_rocm_sd.catalog.unet import Join, Layer, Problem
 from lib_rocm_sd.catalog.vae import Layer as VaeLayer
-from lib_rocm_sd.lab.cycles import HALF_OPERATIONS, Cycles, rates_of
+from lib_rocm_sd.lab.cycles import Cycles, rates_of
 from lib_rocm_sd.lab.listing import listing
 from lib_rocm_sd.lab.loops import KernelWork, LoopWork, analysed
 from lib_rocm_sd.ops.attention.ours import MatrixAttention
@@ -98,7 +98,7 @@ class Target:
     @property
     def peak_tflops(self) -> float:
         """Half precision, at the highest clock."""
-        operations = self.card.cu_count * HALF_OPERATIONS[self.arch.family]
+        operations = self.card.cu_count * rates_of(self.arch).half_operations
         return operations * self.card.clock_mhz * 1e-6
 
     @property

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.library import Library
@@ -27,10 +27,20 @@ from lib_rocm_sd.ops.gradients import is_transformed
 Posed = tuple[Op[Any, Any], Any]
 """An op of ops/ and its inputs."""
 Results = torch.Tensor | tuple[torch.Tensor, ...]
-Backward = Callable[
-    [Any, tuple[torch.Tensor, ...], Sequence[bool], Sequence[torch.Tensor]],
-    "Sequence[torch.Tensor | None] | None",
-]
+
+
+class BackwardCall(NamedTuple):
+    """A backward pass: the op's inputs, the results that the row keeps, of which arguments
+    gradients are wanted, and the results' gradients.
+    """
+
+    inputs: Any
+    results: tuple[torch.Tensor, ...]
+    wanted: Sequence[bool]
+    grads: Sequence[torch.Tensor]
+
+
+Backward = Callable[[BackwardCall], "Sequence[torch.Tensor | None] | None"]
 
 
 _TYPES = {
@@ -90,11 +100,10 @@ class TorchOp:
     that only go by name, are the operator's. `result(made, x)`: what the op made, as the operator
     gives it; x is the first argument. It may hold no memory of an argument.
     `kept(*arguments)`: as `posed`, with what is kept from call to call; None where nothing is.
-    `backward(inputs, made, wanted, grads)`: the gradients of the first arguments, the others have
-    none. It is given the op's inputs, of which arguments they are wanted, and the results'
-    gradients; `made`: those results, where the row `keeps` them. None where torch's own operators
-    are to find them. `followed(*arguments)`: called in the operator's place where gradients are
-    wanted; gives its result and what else is kept for `backward`, None where it has nothing more.
+    `backward(asked)`: the gradients of the first arguments, the others have none; None where
+    torch's own operators are to find them. It is given results where the row `keeps` them.
+    `followed(*arguments)`: called in the operator's place where gradients are wanted; gives its
+    result and what else is kept for `backward`, None where it has nothing more.
     """
 
     name: str
@@ -250,7 +259,7 @@ class _Recomputed(torch.autograd.Function):
             found = None
             if ctx.row.backward is not None:
                 _, inputs = ctx.row.posed(*arguments)
-                found = ctx.row.backward(inputs, tuple(saved), wanted, grads)
+                found = ctx.row.backward(BackwardCall(inputs, tuple(saved), wanted, grads))
             if found is None:
                 found = gradients(ctx.row, arguments, wanted, grads)
             return None, None, *found, *[None] * (len(arguments) - len(found))

@@ -36,7 +36,7 @@ from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.linear.inputs import LinearInputs, inputs_of
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.torch_ops.register import Fields, Posed, TorchOp
+from lib_rocm_sd.torch_ops.register import BackwardCall, Fields, Posed, TorchOp
 from lib_rocm_sd.torch_ops.weights import KeptWeights
 
 Tensor = torch.Tensor
@@ -48,22 +48,17 @@ Two = tuple[Tensor, Tensor]
 # Attention.
 
 
-def _attention_gradients(
-    inputs: AttentionInputs,
-    results: Sequence[Tensor],
-    wanted: Sequence[bool],
-    grads: Sequence[Tensor],
-) -> Gradients | None:
+def _attention_gradients(asked: BackwardCall) -> Gradients | None:
     """By attention_backward; None where a mask's gradient is wanted too, or a gradient's, which
     that has not, or no log-sum-exp was kept.
     """
-    output, *lse = results
-    if not lse or any(wanted[3:]) or torch.is_grad_enabled():
+    output, *lse = asked.results
+    if not lse or any(asked.wanted[3:]) or torch.is_grad_enabled():
         return None
-    q, k, v, mask, scale = inputs
+    q, k, v, mask, scale = asked.inputs
     backward = torch.ops.rocm_sd.attention_backward.default
-    three = backward(q, k, v, output, *grads, *lse, mask, scale)
-    return [item if want else None for item, want in zip(three, wanted, strict=False)]
+    three = backward(q, k, v, output, *asked.grads, *lse, mask, scale)
+    return [item if want else None for item, want in zip(three, asked.wanted, strict=False)]
 
 
 def _attention_followed(
@@ -187,33 +182,21 @@ def _chosen(made: Sequence[Tensor], of: Sequence[Optional], wanted: Sequence[boo
     ]
 
 
-def _silu_gradients(
-    inputs: GroupNormInputs,
-    results: Sequence[Tensor],
-    wanted: Sequence[bool],
-    grads: Sequence[Tensor],
-) -> Gradients:
+def _silu_gradients(asked: BackwardCall) -> Gradients:
+    inputs, _, wanted, grads = asked
     backward = torch.ops.rocm_sd.group_norm_silu_backward.default
     return _chosen(backward(grads[0], *inputs[:6], any(wanted[1:3])), inputs[:3], wanted)
 
 
-def _layer_norm_gradients(
-    inputs: LayerNormInputs,
-    results: Sequence[Tensor],
-    wanted: Sequence[bool],
-    grads: Sequence[Tensor],
-) -> Gradients:
+def _layer_norm_gradients(asked: BackwardCall) -> Gradients:
+    inputs, _, wanted, grads = asked
     x, gamma, _, eps, _ = inputs
     made = torch.ops.rocm_sd.layer_norm_backward.default(grads[0], x, gamma, eps, any(wanted[1:3]))
     return _chosen(made, inputs[:3], wanted)
 
 
-def _added_gradients(
-    inputs: LayerNormInputs,
-    results: Sequence[Tensor],
-    wanted: Sequence[bool],
-    grads: Sequence[Tensor],
-) -> Gradients:
+def _added_gradients(asked: BackwardCall) -> Gradients:
+    inputs, _, wanted, grads = asked
     x, gamma, _, eps, added = inputs
     made = torch.ops.rocm_sd.layer_norm_added_backward.default(
         *(*grads, x, added, gamma, eps, any(wanted[2:4]))

@@ -11,7 +11,7 @@ from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import amd_table
 from lib_rocm_sd.catalog.vae import Layer, decoder
 from lib_rocm_sd.commands import estimate
-from lib_rocm_sd.lab.cycles import HALF_OPERATIONS, rates_of
+from lib_rocm_sd.lab.cycles import rates_of
 from lib_rocm_sd.lab.estimate import Target, estimates
 from lib_rocm_sd.lab.listing import Function, Instruction
 from lib_rocm_sd.lab.loops import KernelWork, analysed
@@ -55,7 +55,7 @@ def test_rates_and_cards_speak_of_the_same_matrix_units() -> None:
         rates = rates_of(arch)
         per_clock = 8192 / rates.tile_cycles * rates.simds_per_cu
         share = 0.5 if arch.family == "CDNA4" else 1.0  # whose peak is 16x16x32's
-        assert per_clock == HALF_OPERATIONS[arch.family] * share
+        assert per_clock == rates.half_operations * share
 
 
 @pytest.mark.parametrize("size", [(128, 128), (61, 83)])
