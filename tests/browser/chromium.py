@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-ARGUMENTS = ("--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
+ARGUMENTS = (
+    *("--no-sandbox", "--disable-gpu"),  # there is none, and to play one took a fifth more
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
