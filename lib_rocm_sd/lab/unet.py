@@ -29,18 +29,7 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab import models
 from lib_rocm_sd.lab.benchmark import Benchmark, Setting
-from lib_rocm_sd.lab.models import (
-    CASES,
-    SMALL_CASES,
-    Case,
-    Runner,
-    Unet,
-    Way,
-    channels_last,
-    compiled,
-    eager,
-    refused,
-)
+from lib_rocm_sd.lab.models import Case, Runner, Unet, Way, compiled, refused
 from lib_rocm_sd.lab.rows import (
     OURS,
     Column,
@@ -110,7 +99,8 @@ def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
     """Raises UsageError where nothing can be measured."""
     if importlib.util.find_spec("diffusers") is None:
         raise UsageError("bench unet needs diffusers: `pip install diffusers`")
-    every = SMALL_CASES if args.small else CASES[:1] if args.quick else CASES
+    every = models.CASES[:1] if args.quick else models.CASES
+    every = models.SMALL_CASES if args.small else every
     cases = [case for case in every if is_named(args.case, str(case))]
     # Without those that compile for a minute where the run is to be short.
     usual = [way for way in WAYS if not (way.slow and (args.quick or args.small))]
@@ -361,8 +351,8 @@ WAYS = (
     Way("performance", "rocm_sd Performance", partial(ours, level="Performance")),
     Way("own", "rocm_sd own kernels", partial(ours, level="Performance", own_only=True)),
     Way("memory", "rocm_sd Memory", partial(ours, level="Memory")),
-    Way("eager", "eager", eager),
-    Way("channels-last", "eager channels-last", channels_last),
+    Way("eager", "eager", models.eager),
+    Way("channels-last", "eager channels-last", models.channels_last),
     Way("compiled", "compiled channels-last", partial(compiled, mode="default"), True),
     Way("graphs", "compiled with graphs", partial(compiled, mode=_GRAPHS), True),
     Way("compiled-ours", "compiled with ours", partial(compiled_with_ours, mode="default"), True),
