@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ import pytest
 pytest.importorskip("torch")
 
 from lib_rocm_sd.arch import PACKAGE, Arch, table
+from lib_rocm_sd.ops import registry
 from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.runtime import build, process, source
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.place import Place
@@ -30,6 +33,7 @@ from tools import debian_hip
 
 RELEASE = "bookworm"
 SPEC = KernelSpec(SCALE, "scale", (("THREADS", 64),))
+OPS = ("attention", "conv 3x3", "group norm", "layer norm", "linear")
 FILL = "__amd_rocclr_fillBufferAligned"
 ASKED = """
 import json, sys
@@ -134,29 +138,42 @@ def test_the_runtime_does_what_it_is_asked(row: Arch, paper: thunk.Paper, tmp_pa
     assert {"barrier and", "vendor packet of format 1"} <= set(paper.notes())
 
 
-def tried(row: Arch) -> Verdict:
-    place = Place(
-        0,
-        "hip",
-        "Card of paper",
-        row,
-        str(debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"]),
-        (),
-    )
-    subject = Subject.of(SCALING, SCALING.variants[0], None, Scaling(1024, 2.0), row)
-    ((_, verdict),) = Conductor(place).run([subject])
+def tried(row: Arch, subject: Subject) -> Verdict:
+    library = debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"]
+    place = Place(0, "hip", "Card of paper", row, str(library), ())
+    ((_, verdict),) = Conductor(place, class_limit_s=600).run([subject])
     return verdict
+
+
+def scaling(row: Arch, patch: pytest.MonkeyPatch, spec: KernelSpec = SPEC) -> Subject:
+    """The toy op, compiled from `spec`."""
+    code = build.CodeObject(launch.built(spec, row), "clang", True, 0.0)
+    patch.setattr(build, "build", lambda spec, arch: code)
+    patch.setattr(build, "cached", lambda spec, arch: code)
+    return Subject.of(SCALING, SCALING.variants[0], None, Scaling(1024, 2.0), row)
 
 
 def test_a_trial_passes(
     row: Arch, paper: thunk.Paper, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = build.CodeObject(launch.built(SPEC, row), "clang", True, 0.0)
-    monkeypatch.setattr(build, "build", lambda spec, arch: code)
-    monkeypatch.setattr(build, "cached", lambda spec, arch: code)
-    verdict = tried(row)
+    verdict = tried(row, scaling(row, monkeypatch))
     assert verdict.outcome == PASSED and verdict.error is not None, verdict.reason
     assert [name for name, _, _ in paper.launched].count("scale") >= 3
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_trial_of_an_op_passes(
+    name: str, row: Arch, paper: thunk.Paper, fresh_cache: Path
+) -> None:
+    (op,) = (each for each in registry.ops() if each.name == name)
+    variant, (_, problem) = op.variants[0], op.usual[0]
+    if isinstance(problem, ConvProblem):
+        problem = replace(problem, in_channels=64, out_channels=64)
+    config = next(iter(variant.configs(row, problem)))
+    subject = Subject.of(op, variant, config, problem, row)
+    verdict = tried(row, subject)
+    assert verdict.outcome == PASSED and paper.wrong == [], verdict.reason
+    assert {spec.entry for spec in subject.specs} & {entry for entry, _, _ in paper.launched}
 
 
 def test_an_address_outside_of_memory_is_the_runtimes_own_fault(
@@ -169,10 +186,7 @@ def test_an_address_outside_of_memory_is_the_runtimes_own_fault(
     text = source.flatten(SCALE).replace("p.out[i] =", "p.out[i + (i64(1) << 44)] =")
     wrong = KernelSpec(str(tmp_path / "wrong.hip"), "scale", SPEC.defines)
     Path(wrong.source).write_text(text, encoding="utf-8")
-    code = build.CodeObject(launch.built(wrong, row), "clang", True, 0.0)
-    monkeypatch.setattr(build, "build", lambda spec, arch: code)
-    monkeypatch.setattr(build, "cached", lambda spec, arch: code)
-    verdict = tried(row)
+    verdict = tried(row, scaling(row, monkeypatch, wrong))
     assert verdict.outcome == FAULTED
     assert "Memory access fault by GPU node-1" in verdict.reason
     assert len(paper.wrong) == 1 and "lie in no buffer" in paper.wrong[0]

@@ -96,7 +96,7 @@ class Paper:
                 threading.Thread(target=self._serve, args=(process,), daemon=True).start()
 
     def _serve(self, process: socket.socket) -> None:
-        with process, process.makefile("rb") as stream:
+        with suppress(BrokenPipeError), process, process.makefile("rb") as stream:
             while len(head := stream.read(32)) == 32:
                 pid, debugged, packet, count = struct.unpack("<4Q", head)
                 blocks = list(struct.iter_unpack("<QQ", stream.read(16 * count)))
@@ -164,11 +164,16 @@ class _Process:
         return None
 
     def memory(self) -> Memory:
-        """A copy of the blocks."""
-        made = Memory()
-        for at, size in self._blocks:
-            self._before[at] = self.read(at, size)
-            made.add(at, np.frombuffer(bytearray(self._before[at]), np.uint8))
+        """A copy of the blocks. Not of the program's own memory that it has freed and the runtime
+        still holds registered, as it does for a while. What is registered may overlap.
+        """
+        made, end = Memory(), 0
+        for at, size in sorted(self._blocks):
+            first, end = max(at, end), max(at + size, end)
+            if first < at + size:
+                with suppress(OSError):
+                    self._before[first] = self.read(first, at + size - first)
+                    made.add(first, np.frombuffer(bytearray(self._before[first]), np.uint8))
         return made
 
     def keep(self, memory: Memory) -> None:
