@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.unet_diffusers import PROCESSORS
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Recipe, Step
 
 FAMILIES = (
@@ -20,7 +21,6 @@ FAMILIES = (
     "flux.modules.autoencoder",
     "backend.nn.vae",
 )
-PROCESSORS = {"AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor"}
 
 
 def read(module: nn.Module) -> Recipe:
