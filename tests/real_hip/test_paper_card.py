@@ -19,7 +19,7 @@ from lib_rocm_sd.arch import PACKAGE, Arch, table
 from lib_rocm_sd.ops import registry
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
-from lib_rocm_sd.runtime import build, process, source
+from lib_rocm_sd.runtime import build, clang, process, source
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject
@@ -54,7 +54,7 @@ def trouble(call, *arguments):
     except (LaunchError, DeviceOutOfMemoryError) as error:
         return f"{type(error).__name__}: {error}"
 
-library, gfx, right, other = Path(sys.argv[2]), *sys.argv[3:]
+library, gfx, right, *others = Path(sys.argv[2]), *sys.argv[3:]
 card = HipCard(load(library), 0)
 free = card.free_bytes()
 x, out = card.allocate(800), card.allocate(4096)
@@ -70,11 +70,15 @@ for stream in (0, card.new_stream()):
     card.synchronise()
     found.append(card.read(out, 804).hex())
 module = card.driver.load(Path(right).read_bytes())
+function, params = card.driver.function(module, "scale"), ScaleParams(x, out, 200, 2.5)
 card.free(x)
 print(json.dumps({
     "free": free,
     "found": found,
-    "other": trouble(card.driver.load, Path(other).read_bytes()),
+    "others": [trouble(card.driver.load, Path(other).read_bytes()) for other in others],
+    "blocks": [
+        trouble(card.driver.launch, function, 1, block, 0, 0, params) for block in (128, 1025)
+    ],
     "function": trouble(card.driver.function, module, "nothing"),
     "memory": trouble(card.allocate, 1 << 40),
     "card": trouble(HipCard, load(library), 1),
@@ -112,11 +116,20 @@ def paper(
     made.end()
 
 
-def test_the_runtime_does_what_it_is_asked(row: Arch, paper: thunk.Paper, tmp_path: Path) -> None:
-    other = table()["gfx1100"]
-    for arch in (row, other):
-        (tmp_path / arch.gfx).write_bytes(launch.built(SPEC, arch))
-    files = [str(tmp_path / arch.gfx) for arch in (row, other)]
+def test_the_runtime_does_what_it_is_asked(
+    row: Arch, paper: thunk.Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses another GPU's code, and a newer version of code objects than is asked of clang."""
+    codes = [launch.built(SPEC, row), launch.built(SPEC, table()["gfx1100"])]
+    newer = [each.replace("version=4", "version=5") for each in clang._DEVICE_OPTIONS]
+    monkeypatch.setattr(clang, "_DEVICE_OPTIONS", newer)
+    compiler, text = launch.compiler(), source.flatten(SCALE)
+    assert compiler is not None
+    defines = {**row.defines(), **dict(SPEC.defines)}
+    codes.append(compiler.compile(text, SPEC.entry, row, defines, "scale.hip"))
+    files = [str(tmp_path / str(place)) for place in range(len(codes))]
+    for file, code in zip(files, codes, strict=True):
+        Path(file).write_bytes(code)
     library = str(debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"])
     words = [sys.executable, "-c", ASKED, str(PACKAGE.parent), library, row.gfx, *files]
     done = process.run(words, limit_s=120)
@@ -127,7 +140,11 @@ def test_the_runtime_does_what_it_is_asked(row: Arch, paper: thunk.Paper, tmp_pa
     assert answer.pop("found") == [(right + b"\xa5" * 4).hex()] * 2
     assert answer == {
         "free": 1 << 30,
-        "other": "LaunchError: hipModuleLoadData: hipErrorSharedObjectInitFailed (303)",
+        "others": ["LaunchError: hipModuleLoadData: hipErrorSharedObjectInitFailed (303)"] * 2,
+        "blocks": [
+            "LaunchError: hipModuleLaunchKernel: hipErrorLaunchFailure (719)",
+            "LaunchError: hipModuleLaunchKernel: hipErrorInvalidConfiguration (9)",
+        ],
         "function": "LaunchError: hipModuleGetFunction: hipErrorNotFound (500)",
         "memory": "DeviceOutOfMemoryError: hipMalloc: hipErrorOutOfMemory (2)",
         "card": "LaunchError: hipSetDevice: hipErrorInvalidDevice (101)",
