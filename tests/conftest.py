@@ -31,14 +31,14 @@ os.environ["ROCM_SD_SPOT_CHECK"] = "0"  # what is ours shall be ours in each cal
 own_cache()  # here, since collecting already looks for compilers and keeps what they say
 
 LONGEST = (
-    *("test_webui_a1111", "test_webui_a1111_unet", "test_webui_forge", "test_unet_ahead"),
-    *("test_browser_speed", "test_browser_looks", "test_amdgpu_host", "test_torch_ops_compiled"),
-    *("test_machine_code", "test_distributed_model", "test_unet_accuracy", "test_torch_ops"),
-    *("test_browser_accordion", "test_vae_bands", "test_bench_unet", "test_browser_reload"),
-    *("test_demo_page", "test_demo", "test_tiny_model", "test_unet_graphs", "test_decoding"),
-    *("test_comfyui_vae", "test_large_card", "test_distributed_ends", "test_call_file"),
-    *("test_pytorch_md", "test_update", "test_amdgpu_counts", "test_forge_host"),
-    *("test_compilers", "test_doctor", "test_recording", "test_faults", "test_gate"),
+    *("test_browser_speed", "test_browser_looks", "test_browser_accordion", "test_browser_reload"),
+    *("test_webui_a1111", "test_webui_a1111_unet", "test_webui_forge", "test_amdgpu_host"),
+    *("test_distributed_model", "test_decoding", "test_vae_bands", "test_unet_accuracy"),
+    *("test_unet_ahead", "test_unet_graphs", "test_torch_ops_compiled", "test_comfyui_vae"),
+    *("test_demo", "test_torch_ops", "test_first_trials", "test_gate", "test_unet_prompts"),
+    *("test_machine_code", "test_tiny_model", "test_demo_page", "test_distributed_ends"),
+    *("test_team", "test_unet_spot", "test_zluda_trial", "test_diffusers_host", "test_faults"),
+    *("test_update", "test_pytorch_md", "test_bench_unet", "test_forge_host", "test_large_card"),
 )
 """Files whose tests stay together and take longest, the longest first: one that began last would be
 waited for by all workers.
@@ -56,7 +56,7 @@ code's are known, so that the changes of a diffusers' UNet are what fills the wo
 COMPILING = tuple(f"tests/{name}/" for name in ("verify/amdgpu", "machine", "ops", "tune"))
 """Folders whose tests start compilers by the hundred."""
 TOGETHER = "tests/browser/"
-"""One worker takes all of its files: they share a server of each gradio, and a browser."""
+"""One worker takes all of its files for a gradio: they share a server and a browser."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -96,10 +96,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def group_of(item: pytest.Item) -> str:
-    """What one worker has: a file's tests, each of `APART` by itself, `TOGETHER` as one file."""
+    """What one worker has: a file's tests, each of `APART` by itself, `TOGETHER` for a gradio."""
     file = item.nodeid.partition("::")[0]
     if file.startswith(TOGETHER):
-        return TOGETHER
+        return TOGETHER + getattr(getattr(item, "callspec", None), "id", "").partition("-")[0]
     return item.nodeid if Path(file).stem in APART else file
 
 

@@ -13,6 +13,7 @@ from tests.browser.pages import Visit
 from tests.browser.served import Served
 from tests.webui.environments import A1111, CHECKOUT, FORGE, prepare
 
+HERE = str(Path(__file__).parent)
 ARTEFACTS = CHECKOUT / "outputs" / "browser"
 Open = Callable[..., Visit]
 
@@ -20,7 +21,7 @@ Open = Callable[..., Visit]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of them start servers and a browser."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(HERE):
             item.add_marker(pytest.mark.slow)
 
 
