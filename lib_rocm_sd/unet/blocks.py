@@ -40,7 +40,7 @@ from lib_rocm_sd.unet.weights import UnetWeights
 class Means:
     """What blocks compute with. `attends(module)`: why this attention is to be called as it is.
     `inner(module, x, given)`: a transformer's block that can be computed as a part of it.
-    `name_of(module)`: its name in the UNet.
+    `name_of(module)`: its name in the UNet. `reread()`: a block was read anew amid a picture.
     """
 
     weights: UnetWeights
@@ -51,6 +51,7 @@ class Means:
     inner: Callable[[nn.Module, torch.Tensor, Mapping[str, Any]], Inner | None]
     spot: SpotCheck
     name_of: Callable[[nn.Module], str]
+    reread: Callable[[], None]
 
 
 class Inner(NamedTuple):

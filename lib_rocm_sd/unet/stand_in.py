@@ -21,7 +21,8 @@ from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet.blocks import Inner, Means, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading
-from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Resnet, TransformerCall
+from lib_rocm_sd.unet.merged import hosts_weight, merged_among
+from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Parts, Resnet, TransformerCall
 from lib_rocm_sd.unet.weights import laid
 
 
@@ -43,6 +44,7 @@ class BlockStandIn(StandIn):
         self._told: Callable[[str], None] = session.report.event
         self._barred = self._left = ""
         self._last_refusal = ""
+        self._leaves: tuple[nn.Module, ...] = ()
         self._reading = self._read()
 
     @property
@@ -51,7 +53,13 @@ class BlockStandIn(StandIn):
         if not self._reading.watch.same():
             self._reading = self._read()
             self._barred = self._left = ""
+            self._means.reread()
         return self._reading
+
+    @property
+    def parts(self) -> Parts | None:
+        """What was read last, which may have changed since."""
+        return self._reading.parts
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -73,6 +81,9 @@ class BlockStandIn(StandIn):
         self._places.forget()
         hook = self._hook
         made = self.kind.read(self.module, hook.hosts_own, hook.tells)
+        self._means.weights.leave(set(self._leaves) - set(made.leaves))
+        self._leaves = made.leaves
+        self._merged = merged_among(made.leaves)
         convs = (leaf for leaf in made.leaves if isinstance(leaf, nn.Conv2d))
         self._convs = [conv for conv in convs if conv.kernel_size != (1, 1)]
         return made
@@ -96,7 +107,7 @@ class BlockStandIn(StandIn):
             return None
         if _suits(call, reading):
             return call
-        weight = reading.leaves[0]._parameters["weight"]
+        weight = hosts_weight(reading.leaves[0])
         if weight is not None and weight.dtype not in HALVES:
             self._reading = self._read()  # dtypes are not watched
         return None
@@ -137,7 +148,11 @@ class BlockStandIn(StandIn):
         spot.look()
         if is_intercepted():
             return "somebody's mode sees what torch computes (TorchFunctionMode)"
-        return spot.left.get(self.kind.title, "") or self._hook.ready(self._reading.leaves)
+        return (
+            spot.left.get(self.kind.title, "")
+            or self._hook.ready(self._reading.leaves)
+            or self._means.weights.merge(self._merged, self._session)
+        )
 
     def used(self, made: Any, asked: Any, theirs: Callable[[], Any]) -> Any:
         """Ours, but for the calls that are compared."""
@@ -227,7 +242,7 @@ def _suits(call: Any, reading: Reading) -> bool:
     """True where x has the weights' dtype and device, and all that ours reads is there."""
     if call is None:
         return False
-    x, weight = call.x, reading.leaves[0]._parameters["weight"]
+    x, weight = call.x, hosts_weight(reading.leaves[0])
     if type(x) is not torch.Tensor or weight is None:
         return False
     dtype = x.dtype

@@ -18,6 +18,7 @@ from lib_rocm_sd.modules.stand_in import StandIn, brief
 from lib_rocm_sd.unet.blocks import Inner, Means
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
+from lib_rocm_sd.unet.merged import merged_among
 from lib_rocm_sd.unet.parts import Block, Resnet
 from lib_rocm_sd.unet.shared import Embeddings, Prompts
 from lib_rocm_sd.unet.spot import STEPS, SpotCheck
@@ -55,12 +56,13 @@ class UnetTakeover:
         self._session, self._hook = session, hook
         self._weights = UnetWeights(hook.tells)
         self.graphs = Graphs(session.report.event, hook.graphs)
-        self._embeddings = Embeddings(hook.ready, session, self.graphs, hook.tells)
-        self._prompts = Prompts(hook.ready, session, self.graphs, hook.tells)
+        self._embeddings = Embeddings(self._ready, session, self.graphs, hook.tells)
+        self._prompts = Prompts(self._ready, session, self.graphs, hook.tells)
         self.spot = SpotCheck(self._differs)
         self._means = Means(
             *(self._weights, hook.attention, self._embeddings, self._prompts),
-            *(self.graphs, self._inner, self.spot, self._name_of),
+            *(self.graphs, self._inner, self.spot),
+            *(self._name_of, self._share),
         )
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
@@ -81,7 +83,11 @@ class UnetTakeover:
             self._weights.leave(module.modules())
         for module, kind in found:
             self._take(module, kind, anew)
-        ours = [each.reading.parts for each in self._stand_ins.values() if each.is_put_in]
+        self._share()
+
+    def _share(self) -> None:
+        """Tell what the blocks share whose layers it is made for, as they were read last."""
+        ours = [each.parts for each in self._stand_ins.values() if each.is_put_in]
         timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
         crossing = (each.cross_attention for each in ours if isinstance(each, Block))
         self._embeddings.timed = tuple(each for each in timed if each is not None)
@@ -103,6 +109,10 @@ class UnetTakeover:
             self._weights.leave(module.modules())
         else:
             stand_in.put_in()
+
+    def _ready(self, layers: Sequence[nn.Module]) -> str:
+        merged = merged_among(layers)
+        return self._hook.ready(layers) or self._weights.merge(merged, self._session)
 
     def _inner(self, module: nn.Module, x: torch.Tensor, given: Mapping[str, Any]) -> Inner | None:
         stand_in = self._stand_ins.get(module)

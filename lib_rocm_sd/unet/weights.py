@@ -16,18 +16,29 @@ from dataclasses import dataclass
 from operator import attrgetter
 from threading import RLock
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import nn
 
-from lib_rocm_sd.engine.memory import holders, is_recording, is_shared, sizes, version_of
+from lib_rocm_sd.engine.memory import (
+    free_bytes,
+    holders,
+    is_recording,
+    is_shared,
+    sizes,
+    version_of,
+)
 from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.linear.torch import as_one
+from lib_rocm_sd.policy import AUTO, MEMORY
+from lib_rocm_sd.unet.merged import Merged
 
 _Fact = tuple[Any, ...]
+_COPIES = "copies of the weights with their adapters"
 PLAIN = (torch.Tensor, nn.Parameter)
 HELD = "its weights are also held elsewhere, as by a state_dict that is kept"
 
@@ -127,6 +138,7 @@ class UnetWeights:
         self._laid: WeakKeyDictionary[nn.Module, _Laid] = WeakKeyDictionary()
         self._made: dict[tuple[nn.Module, bool], LiveWeights] = {}
         self._asked: set[tuple[nn.Module, bool]] = set()
+        self._merged: WeakSet[Merged] = WeakSet()
 
     def of(
         self, conv: nn.Conv2d, shortcut: nn.Conv2d | None = None, bare: bool = False
@@ -151,6 +163,34 @@ class UnetWeights:
             renew((known,))
         self._asked.add(key)
         return known
+
+    def merge(self, layers: Sequence[Merged], session: Session) -> str:
+        """Make the copies of these that are not what their adapters make now; or why that must not
+        be. Copies of a whole UNet take at most half of the memory that would be free without them.
+        """
+        stale = [each for each in layers if each.is_stale()]
+        if not stale:
+            return ""
+        device = stale[0].base()._parameters["weight"].device  # type: ignore[union-attr]
+        why = next(filter(None, (each.obstacle() for each in stale)), "")
+        if is_recording(device):
+            why = "weights with an adapter cannot be made amid a graph"
+        missing = sum(each.missing_bytes() for each in stale)
+        if missing and not why:
+            why = _no_memory(session, device, missing, self._copied_bytes)
+        try:
+            with self.lock:
+                for each in stale if not why else ():
+                    each.renew()
+                    self._merged.add(each)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            why = f"{_COPIES} ran out of memory"
+        if why:
+            for each in stale:
+                each.drop()
+        return why
 
     def lay(self, convs: Iterable[nn.Conv2d]) -> None:
         """Lay these 3x3 convolutions anew where that was not done.
@@ -201,7 +241,13 @@ class UnetWeights:
     @property
     def extra_bytes(self) -> int:
         """What is kept beside the parameters."""
-        return sum(made.bias.untyped_storage().nbytes() for made in self._made.values())
+        return self._copied_bytes + sum(
+            made.bias.untyped_storage().nbytes() for made in self._made.values()
+        )
+
+    @property
+    def _copied_bytes(self) -> int:
+        return sum(each.copy_bytes for each in self._merged)
 
     def forget(self) -> None:
         """Give back what was made of parameters; the next call makes it again."""
@@ -245,6 +291,16 @@ class UnetWeights:
         _laid_by[leaf] = ref(self)
         weight = leaf.weight
         self._laid[leaf] = _Laid(ref(weight), weight.stride(), beside, memory, handle.remove)
+
+
+def _no_memory(session: Session, device: torch.device, missing: int, held: int) -> str:
+    if session.level == MEMORY.name:
+        return f"{_COPIES} take memory, and the level is {session.level}"
+    free = free_bytes(device, session.headroom_bytes)
+    share = AUTO.workspace_share or 1.0
+    if held + missing > share * (free + held):
+        return f"{_COPIES} take {missing >> 20} MiB more, and {free >> 20} MiB are free"
+    return ""
 
 
 def obstacles(parameter: torch.Tensor, told: bool = False) -> list[str]:

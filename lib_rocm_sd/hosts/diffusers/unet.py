@@ -14,6 +14,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet.hook import Hook
+from lib_rocm_sd.unet.merged import hosts_weight
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover, take_over
 
 HOOKED = "_diffusers_hook"
@@ -35,10 +36,7 @@ class UnetPatch:
 
 
 class DiffusersHook(Hook):
-    """LoRA adapters of diffusers replace layers or merge into them: nothing is to be made ready.
-
-    A patient `session` waits until the gate has decided whether blocks can be ours at all.
-    """
+    """A patient `session` waits until the gate has decided whether blocks can be ours at all."""
 
     def __init__(self, session: Session, unet: nn.Module) -> None:
         self._session, self._attributes = session, vars(unet)
@@ -47,7 +45,7 @@ class DiffusersHook(Hook):
     def ready(self, leaves: Sequence[nn.Module]) -> str:
         if getattr(self._attributes.get(HOOKED), "hooks", None):
             return "diffusers brings its weights when they are needed (group offloading)"
-        weight = leaves[0]._parameters.get("weight")
+        weight = hosts_weight(leaves[0])
         if weight is None or weight.device in self._usable:
             return ""
         device = weight.device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import BuiltinFunctionType, ModuleType
 from typing import Any, TypeVar
 
@@ -70,6 +70,10 @@ OURS = "lib_rocm_sd"
 _Leaf = TypeVar("_Leaf", bound=nn.Module)
 _first: dict[tuple[int, str], tuple[Any, Any]] = {}
 """What a name of a Python module was when code that names it was first read."""
+AROUND: dict[tuple[str, type[nn.Module]], Callable[[Findings, Any, str, Any], Any]] = {}
+"""What reads a layer around another, which was read, by its class and that of what it stands for.
+hosts/read/peft.py says so when it is imported.
+"""
 _PLAIN = (bool, int, float, str, tuple, type(None))
 """Attributes of these types are settings, which can be compared."""
 _BRINGS = "brings its weights from elsewhere in each call"
@@ -138,7 +142,7 @@ class Findings:
         settings = (key for key in attributes if isinstance(attributes[key], _PLAIN))
         self.watch(module, *(key for key in settings if key in named))
         if own_forward:
-            self._class_forward(cls, name)
+            self.class_forward(cls, name)
         return True
 
     def untouched(self, module: nn.Module, name: str, *, root: bool = False) -> None:
@@ -154,7 +158,7 @@ class Findings:
         if not root and (module._forward_hooks or module._forward_pre_hooks):
             self.add(f"{name} has forward hooks")
 
-    def _class_forward(self, cls: type, name: str) -> None:
+    def class_forward(self, cls: type, name: str) -> None:
         """Notes a forward that another module has put into the class, or what it calls; and what it
         names, if that is not what was there when it was first seen.
         """
@@ -257,7 +261,7 @@ class Findings:
 
     def projection(self, owner: Any, path: str, within: str = "") -> nn.Module | None:
         """What is there if it is a Linear or a 1x1 convolution."""
-        if isinstance(_at(owner, path, within)[0], nn.Conv2d):
+        if isinstance(beneath(_at(owner, path, within)[0]), nn.Conv2d):
             return self.conv(owner, path, within, kernel=1)
         return self.linear(owner, path, within)
 
@@ -284,10 +288,17 @@ class Findings:
         expected: Mapping[str, Any],
         watched: Iterable[str] = (),
     ) -> _Leaf | None:
-        """The module if it is of one of `classes`, as `expected` and as its class computes it."""
+        """The module if it is of one of `classes`, as `expected` and as its class computes it; one
+        that is around another is read as what it stands for.
+        """
         module, name = place
         cls, (ldms, home) = type(module), GROUP_NORM_32
         path = f"{cls.__module__}.{cls.__qualname__}"
+        around = AROUND.get((path, kind))
+        if around is not None:
+            inner = (module.base_layer, f"{name}.base_layer")
+            base = self._leaf(inner, kind, classes, expected, watched)
+            return None if base is None else around(self, module, name, base)
         known = path in classes and (isinstance(module, kind) or path == FORGES_LINEAR)
         if kind is nn.GroupNorm and cls.__name__ == ldms and cls.__module__.endswith(home):
             known = isinstance(module, kind)
@@ -295,7 +306,7 @@ class Findings:
             self._other_class(module, name, kind.__name__)
             return None
         self._plain(module, name, expected)
-        self._class_forward(cls, name)
+        self.class_forward(cls, name)
         self.watch(module, *watched)
         leaf: _Leaf = module
         return leaf
@@ -319,7 +330,7 @@ class Findings:
             self.add(f"{name} is {_described(module)}, not SiLU")
         else:
             self.untouched(module, name)
-            self._class_forward(nn.SiLU, name)
+            self.class_forward(nn.SiLU, name)
 
     def no_dropout(self, owner: Any, path: str, within: str = "") -> None:
         """Notes a dropout that would drop something now."""
@@ -334,7 +345,7 @@ class Findings:
             self.add(f"{name} is {_described(module)}: not a dropout at rest")
             return
         self.untouched(module, name)
-        self._class_forward(type(module), name)
+        self.class_forward(type(module), name)
 
     def settings(
         self, module: Any, name: str, expected: Mapping[str, Any], *, watched: bool = True
@@ -396,6 +407,11 @@ class Findings:
             self.add(f"{name} has a {key}")
         if module._parameters.get("weight") is None:
             self.add(f"{name} has no weight of its own")
+
+
+def beneath(module: Any) -> Any:
+    """The layer that an adapter's is around, or the module itself."""
+    return getattr(module, "base_layer", module)
 
 
 def is_quantised(module: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+import lib_rocm_sd.hosts.read.peft  # noqa: F401 - knows the layers of adapters
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_ldm import Ldm, Options, end_call
 from lib_rocm_sd.unet.parts import BlockCall, ImageCall, Resnet, TransformerCall

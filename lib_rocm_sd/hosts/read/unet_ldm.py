@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.findings import Findings, beneath
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.unet.parts import (
     Attention,
@@ -252,7 +252,7 @@ class Ldm:
         if isinstance(module, nn.GroupNorm):
             norm = found.group_norm(module, "", "norm")
             return None if norm is None else Ends(norm, False, None)
-        if isinstance(module, nn.Conv2d):
+        if isinstance(beneath(module), nn.Conv2d):
             conv = found.conv(module, "", "conv")
             return None if conv is None else Ends(None, False, conv)
         if not found.listed(module, "", "out", 3):

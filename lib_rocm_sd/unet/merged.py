@@ -1,0 +1,164 @@
+"""Layers that stand for a layer and its low-rank adapters: W + sum of scale * B A in one weight.
+
+The copy is ours alone, in the weight's dtype, computed in float32 and rounded once. It is made when
+it is first needed, written anew in place once one of its factors is another, and freed with what
+was read of the block. A DoRA adapter makes f (M + scale B A) of what those before it made of W, M:
+f is its magnitude divided by the norms of the rows of W + scale B A. Read in PEFT 0.21.2,
+tuners/lora: layer.py, variants.py, dora.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.engine.memory import version_of
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """One adapter of a layer: its name, its two layers, its scale as it lies in the host's dict;
+    and for DoRA the module that has the magnitude of each row.
+    """
+
+    name: str
+    down: nn.Module
+    up: nn.Module
+    scales: Mapping[str, Any]
+    magnitude: nn.Module | None = None
+
+    def parameters(self) -> list[torch.Tensor | None]:
+        modules = (self.down, self.up, self.magnitude)
+        return [each._parameters.get("weight") for each in modules if each is not None]
+
+
+class Merged(nn.Module):
+    """`base` with the weight that its `adapters` make of it. Until `renew` has made that, and where
+    it cannot be, the weight is that of `base`, which is never written to.
+    """
+
+    base: Callable[[], nn.Module]
+    adapters: Sequence[Adapter]
+
+    def _stand_for(self, base: nn.Module, adapters: Sequence[Adapter]) -> None:
+        self.base, self.adapters = (lambda: base), adapters  # in no dict of children
+        self._copy: nn.Parameter | None = None
+        self._factors: tuple[Any, ...] = ()
+        self._parameters.update({key: base._parameters.get(key) for key in ("weight", "bias")})
+
+    def missing_bytes(self) -> int:
+        """How much memory `renew` will take."""
+        weight: Any = self.base()._parameters["weight"]
+        return 0 if self._fits(weight) else weight.numel() * weight.element_size()
+
+    @property
+    def copy_bytes(self) -> int:
+        copy = self._copy
+        return 0 if copy is None else copy.numel() * copy.element_size()
+
+    def is_stale(self) -> bool:
+        """Whether a factor, or where it lies, is another than when the copy was made."""
+        self._parameters["bias"] = self.base()._parameters.get("bias")
+        return self._copy is None or self._factors != self._facts()
+
+    def obstacle(self) -> str:
+        """Why the copy cannot be made of the factors as they are now."""
+        weight, *factors = self._tensors()
+        if any(each is None for each in (weight, *factors, *self._scales())):
+            return "an adapter was taken away"
+        if any(version_of(each) is None for each in (weight, *factors)):
+            return "weights of an adapter or its layer were made in inference mode"
+        if any(each.device != weight.device or each.device.type == "meta" for each in factors):
+            return "an adapter lies on another device than its layer"
+        return ""
+
+    def renew(self) -> None:
+        """Make the copy of the factors as they are now."""
+        weight: Any = self.base()._parameters["weight"]
+        facts = self._facts()
+        with torch.inference_mode(False), torch.no_grad():
+            values = _merged(weight.detach(), self.adapters).to(weight.dtype).view(weight.shape)
+            if self._copy is not None and self._fits(weight):
+                self._copy.copy_(values)
+            else:
+                self._copy = self._parameters["weight"] = None
+                images = values.ndim == 4 and values.shape[2:] != (1, 1)
+                lie = torch.channels_last if images else torch.contiguous_format
+                self._copy = nn.Parameter(values.contiguous(memory_format=lie), False)
+                self._parameters["weight"] = self._copy
+        self._factors = facts
+
+    def drop(self) -> None:
+        """Free the copy: the weight is that of `base` again."""
+        self._copy, self._factors = None, ()
+        self._parameters["weight"] = self.base()._parameters["weight"]
+
+    def _fits(self, weight: torch.Tensor) -> bool:
+        copy = self._copy
+        return copy is not None and (copy.shape, copy.dtype, copy.device) == (
+            *(weight.shape, weight.dtype),
+            weight.device,
+        )
+
+    def _tensors(self) -> list[Any]:
+        factors = (each for adapter in self.adapters for each in adapter.parameters())
+        return [self.base()._parameters["weight"], *factors]
+
+    def _scales(self) -> list[Any]:
+        return [adapter.scales.get(adapter.name) for adapter in self.adapters]
+
+    def _facts(self) -> tuple[Any, ...]:
+        """Scales with six digits: diffusers multiplies and divides them in each call, which may
+        leave another last bit.
+        """
+        found: list[Any] = [scale and f"{scale:.6g}" for scale in self._scales()]
+        for each in self._tensors():
+            found += (None,) if each is None else (id(each), version_of(each), each.data_ptr())
+            found.append(None if each is None else each.dtype)
+        return tuple(found)
+
+
+class MergedLinear(Merged, nn.Linear):
+    def __init__(self, base: nn.Linear, adapters: Sequence[Adapter]) -> None:
+        nn.Linear.__init__(self, base.in_features, base.out_features, False, device="meta")
+        self._stand_for(base, adapters)
+
+
+class MergedConv2d(Merged, nn.Conv2d):
+    """Of a convolution without groups or dilation."""
+
+    def __init__(self, base: nn.Conv2d, adapters: Sequence[Adapter]) -> None:
+        options: Any = {key: getattr(base, key) for key in ("kernel_size", "stride", "padding")}
+        channels = base.in_channels, base.out_channels
+        nn.Conv2d.__init__(self, *channels, bias=False, device="meta", **options)
+        self._stand_for(base, adapters)
+
+
+def merged_among(leaves: Iterable[nn.Module]) -> tuple[Merged, ...]:
+    return tuple(leaf for leaf in leaves if isinstance(leaf, Merged))
+
+
+def hosts_weight(leaf: nn.Module) -> Any:
+    """The host's own weight of what is read as `leaf`."""
+    return (leaf.base() if isinstance(leaf, Merged) else leaf)._parameters["weight"]
+
+
+def _merged(weight: torch.Tensor, adapters: Sequence[Adapter]) -> torch.Tensor:
+    """(rows, all else) in float32."""
+    own = weight.float().flatten(1)
+    made = own
+    for adapter in adapters:
+        tensors: list[Any] = [
+            each.detach().float() for each in adapter.parameters() if each is not None
+        ]
+        down, up = (each.flatten(1) for each in tensors[:2])
+        scale = float(adapter.scales[adapter.name])
+        made = torch.addmm(made, up, down, alpha=scale)
+        if adapter.magnitude is not None:
+            norms = torch.addmm(own, up, down, alpha=scale).norm(dim=1, keepdim=True)
+            made = made * (tensors[2].view(-1, 1) / norms)
+    return made
