@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -92,6 +93,18 @@ def run_shim(found: Recording, gfx: str = GFX) -> Any:
     outcome = replay(found, card, Shim(card, gfx), 0)
     assert card.blocks == {}
     return outcome
+
+
+@pytest.mark.parametrize(
+    ("op", "problem"), USUAL, ids=lambda item: getattr(item, "name", str(item))
+)
+def test_a_trial_has_three_images(op: Op[Any, Any], problem: Any) -> None:
+    """And heads, where there are any: an index that is wrong from the third on is seen."""
+    named = [name for name, _ in op.trial_inputs(problem)]
+    told = " ".join([*map(str, op.test_problems(problem)), *named])
+    for letter in "BHN":  # batch, heads, images
+        numbers = set(map(int, re.findall(rf"\b{letter}(\d+)\b", told)))
+        assert not numbers or max(numbers) >= 3, told
 
 
 @pytest.mark.parametrize(

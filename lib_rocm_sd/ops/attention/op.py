@@ -22,17 +22,18 @@ from lib_rocm_sd.ops.lazily import torch
 
 FAR_BYTES = (2 << 30) + 4096
 """Between batch items: what an offset of 32 bits with a sign cannot say."""
-_TAILS = ((1, 1), (129, 64), (200, 255))
+_TAILS = ((1, 3, 1, 1), (3, 1, 129, 64), (2, 2, 200, 255))
+"""Batch, heads, queries, keys."""
 _MASKS = ("one row for all queries", "one per head", "keys apart")
 
 
 def trial_inputs(problem: AttentionProblem) -> TrialInputs:
     """Trial inputs for the class of `problem`. With a mask, they cover each kind of its strides."""
     p = replace(problem, batch=2, heads=2, seq_q=77, seq_k=131)
-    found = [
-        (str(each), partial(make_inputs, each, CPU, SEED))
-        for each in (replace(p, seq_q=q, seq_k=k) for q, k in _TAILS)
-    ]
+    found = []
+    for batch, heads, seq_q, seq_k in _TAILS:
+        tail = replace(p, batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k)
+        found.append((str(tail), partial(make_inputs, tail, CPU, SEED)))
     if problem.head_dim > 256:  # rows of scores as long as they will be
         rows = replace(p, batch=1, heads=1, seq_q=3, seq_k=problem.seq_k)
         found.append((str(rows), partial(make_inputs, rows, CPU, SEED)))

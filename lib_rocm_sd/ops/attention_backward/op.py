@@ -24,16 +24,17 @@ from lib_rocm_sd.ops.lazily import torch
 # What the first trial on a card runs beside the test problems: strides, masks, tails.
 
 
-_TAILS = ((1, 1), (129, 64), (40, 255))
+_TAILS = ((1, 3, 1, 1), (3, 1, 129, 64), (2, 2, 40, 255))
+"""Batch, heads, queries, keys."""
 
 
 def trial_inputs(problem: AttentionProblem) -> TrialInputs:
     """Trial inputs for the class of `problem`."""
     p = replace(problem, batch=2, heads=2, seq_q=77, seq_k=131)
-    found = [
-        (str(each), partial(make_inputs, each, CPU, SEED))
-        for each in (replace(p, seq_q=q, seq_k=k) for q, k in _TAILS)
-    ]
+    found = []
+    for batch, heads, seq_q, seq_k in _TAILS:
+        tail = replace(p, batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k)
+        found.append((str(tail), partial(make_inputs, tail, CPU, SEED)))
     return (
         *found,
         (f"{p}, views of one tensor", partial(_in_one, p)),

@@ -26,10 +26,12 @@ _FAR_ROWS = 34
 
 def trial_inputs(problem: ConvProblem) -> TrialInputs:
     """Trial inputs for the class of `problem`."""
-    (p,) = test_problems(problem)
+    (small,) = test_problems(problem)
+    p = replace(small, batch=2, height=small.height + 2, width=19)
     found = [(f"{p}, of a wider image", partial(_wide, p))]
     if not p.in_place and not p.statistics:  # a band's statistics come in parts of its own
-        found.append((f"{p}, a band", partial(_band, p)))
+        one = replace(p, batch=1)
+        found.append((f"{one}, a band", partial(_band, one)))
     if p.in_channels <= 128 and not p.in_place and p.shortcut == "none":
         found.append((f"{p}, rows beyond 2 GiB", partial(_far, p)))
     return found

@@ -115,14 +115,14 @@ def wide_tolerance(problem: Any) -> float:
 
 
 def small_images(problem: ImageProblem) -> tuple[Any, ...]:
-    """A small image of the class (channels, dtype, layout), and one whose channels begin between
+    """Small images of the class (channels, dtype, layout), and one whose channels begin between
     two multiples of 16 bytes just where the real one's do; with SiLU the one, without the other.
     Where channels come last in eights, all begin at such a multiple, whatever the size. Of what
     one work-group may hold, no more than it does.
     """
     aligned = problem.channels_last and problem.channels % 8 == 0
     beyond = 5 if aligned else 3 * problem.pixels % 8
-    small = replace(problem, batch=2, height=9, width=13)
+    small = replace(problem, batch=3, height=9, width=13)
     tails = replace(problem, batch=1, height=3, width=40 + beyond)
     if isinstance(problem, (NormProblem, GroupNormProblem)) and problem.channels_last:
         most = whole.holds(problem.channels, problem.pixels, problem.groups, problem.form.vector)
@@ -158,7 +158,8 @@ def small_statistics(problem: FinalizeProblem) -> tuple[FinalizeProblem, ...]:
     """The same channels with few parts, and with so many that they are merged first."""
     many = kernel.DIRECT_ENTRIES * problem.groups // problem.channels + 2
     most = max(1, MOST_TESTED // problem.channels)
-    return tuple(replace(problem, batch=2, parts=parts) for parts in (3, min(many, most)))
+    sizes = ((3, 3), (2, min(many, most)))
+    return tuple(replace(problem, batch=batch, parts=parts) for batch, parts in sizes)
 
 
 USUAL = (
