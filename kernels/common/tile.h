@@ -39,8 +39,8 @@ CONSTEXPR int round_up(int x, int multiple) { return (x + multiple - 1) / multip
 
 // Eight halves of global memory; kAligned says that the address is a multiple of 16 bytes.
 // Where it is not, LLVM makes of halves side by side accesses of words at 2 mod 4: for amdhsa it assumes unaligned-access-mode
-// (GCNSubtarget), which is SH_MEM_CONFIG.alignment_mode UNALIGNED of the ISA documents, and the driver sets. In another mode the
-// low bits of addresses are ignored; trials read and write at such addresses. Atomics, and LDS by our own code, are aligned.
+// (GCNSubtarget): SH_MEM_CONFIG.alignment_mode UNALIGNED of the ISA documents, which ROCm sets. In mode DWORD the two
+// lowest bits of an address are ignored. A trial reads at such addresses and compares with float64.
 template <bool kAligned> DEVICE Words<4> load_eight(const u16* from) {
     Words<4> x;
     if constexpr (kAligned) {
