@@ -271,6 +271,14 @@ template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 8, 8> {
 
 #elif defined(MATRIX_UNIT_MFMA)
 
+// LLVM 17's code for CDNA was wrong when it was executed: of attention, since it wrote two halves of 1.0 as the constant 1.0, whose upper
+// half is 0, and of a convolution that read a register which nobody had written. 18's is right.
+#if defined(__clang_major__) && !defined(SIMT_SHIM)
+constexpr int kLlvm = __clang_major__;
+#else
+constexpr int kLlvm = 18;
+#endif
+
 typedef _Float16 v4h __attribute__((ext_vector_type(4)));
 typedef short v4s __attribute__((ext_vector_type(4)));
 typedef float v4f __attribute__((ext_vector_type(4)));
@@ -281,6 +289,7 @@ template <typename Half> struct Mma : OneColumnUnit<Mma<Half>, Half, 4, 4> {
     using D = Accumulator<4>;
     static constexpr int kDistinctLanes = 64;
     template <int kRows> static DEVICE void multiply(const A& a, const B& b, D& d) {
+        static_assert(kRows < 0 || kLlvm >= 18, "CDNA's matrix products need LLVM 18 or newer: code that LLVM 17 made of them was wrong");
         const v4f c = __builtin_bit_cast(v4f, d);
         if constexpr (Half::kIsBF16)
             d = __builtin_bit_cast(D, __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(
