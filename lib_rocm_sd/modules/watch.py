@@ -14,7 +14,7 @@ What decides that, and who notices a change of it:
 | a TorchFunctionMode or TorchDispatchMode of somebody's | whether there is one, before each call |
 | a parameter: which tensor, its address and dtype | address, before each call (unet/weights.py) |
 | values of weights | nothing is kept of them; biases are copied anew in each step |
-| values of an adapter's factors and scale | version and value, before each call (unet/merged.py) |
+| values of an adapter's factors and scale | value, once in a step (unet/merged.py) |
 | globals that are data, a `__call__` that a class gets, other dicts of a module | unet/spot.py |
 
 A host's own layers may replace some of this for the same result: `Findings.hosts_own` names the

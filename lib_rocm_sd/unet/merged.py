@@ -48,6 +48,7 @@ class Merged(nn.Module):
         self.base, self.adapters = (lambda: base), adapters  # in no dict of children
         self._copy: nn.Parameter | None = None
         self._factors: tuple[Any, ...] = ()
+        self._kept: list[torch.Tensor] = []
         self._parameters.update({key: base._parameters.get(key) for key in ("weight", "bias")})
 
     def missing_bytes(self) -> int:
@@ -90,11 +91,12 @@ class Merged(nn.Module):
                 lie = torch.channels_last if images else torch.contiguous_format
                 self._copy = nn.Parameter(values.contiguous(memory_format=lie), False)
                 self._parameters["weight"] = self._copy
+            self._kept = [each.detach().clone() for each in self._tensors()[1:]]
         self._factors = facts
 
     def drop(self) -> None:
         """Free the copy: the weight is that of `base` again."""
-        self._copy, self._factors = None, ()
+        self._copy, self._factors, self._kept = None, (), []
         self._parameters["weight"] = self.base()._parameters["weight"]
 
     def _fits(self, weight: torch.Tensor) -> bool:
@@ -136,6 +138,24 @@ class MergedConv2d(Merged, nn.Conv2d):
         channels = base.in_channels, base.out_channels
         nn.Conv2d.__init__(self, *channels, bias=False, device="meta", **options)
         self._stand_for(base, adapters)
+
+
+def look(layers: Iterable[Merged]) -> None:
+    """Have copies made anew whose adapters have other values, also where torch does not count the
+    write: PEFT's hot swap writes through `.data`. Waits for the device once.
+    """
+    copied = [each for each in layers if not each.is_stale()]
+    now = [factor.detach() for each in copied for factor in each._tensors()[1:]]
+    if not now:
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        apart = torch._foreach_sub(now, [kept for each in copied for kept in each._kept])
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(apart)]).tolist()
+    for each in copied:
+        count = len(each._kept)
+        if any(norm != 0 for norm in norms[:count]):  # also where one is no number
+            each._factors = ()
+        norms = norms[count:]
 
 
 def merged_among(leaves: Iterable[nn.Module]) -> tuple[Merged, ...]:

@@ -112,7 +112,7 @@ class UnetTakeover:
 
     def _ready(self, layers: Sequence[nn.Module]) -> str:
         merged = merged_among(layers)
-        return self._hook.ready(layers) or self._weights.merge(merged, self._session)
+        return self._hook.ready(layers) or self._weights.merge(merged, self._session, False)
 
     def _inner(self, module: nn.Module, x: torch.Tensor, given: Mapping[str, Any]) -> Inner | None:
         stand_in = self._stand_ins.get(module)

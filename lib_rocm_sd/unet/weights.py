@@ -35,7 +35,7 @@ from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.linear.torch import as_one
 from lib_rocm_sd.policy import AUTO, MEMORY
-from lib_rocm_sd.unet.merged import Merged
+from lib_rocm_sd.unet.merged import Merged, hosts_weight, look
 
 _Fact = tuple[Any, ...]
 _COPIES = "copies of the weights with their adapters"
@@ -139,6 +139,7 @@ class UnetWeights:
         self._made: dict[tuple[nn.Module, bool], LiveWeights] = {}
         self._asked: set[tuple[nn.Module, bool]] = set()
         self._merged: WeakSet[Merged] = WeakSet()
+        self._met: WeakSet[Merged] = WeakSet()
 
     def of(
         self, conv: nn.Conv2d, shortcut: nn.Conv2d | None = None, bare: bool = False
@@ -164,10 +165,17 @@ class UnetWeights:
         self._asked.add(key)
         return known
 
-    def merge(self, layers: Sequence[Merged], session: Session) -> str:
+    def merge(self, layers: Sequence[Merged], session: Session, of_block: bool = True) -> str:
         """Make the copies of these that are not what their adapters make now; or why that must not
-        be. Copies of a whole UNet take at most half of the memory that would be free without them.
+        be. `of_block`: a block is called with them. One that is called again is in another step, in
+        which the values of all adapters are looked at. Copies of a whole UNet take at most half of
+        the memory that would be free without them.
         """
+        if layers and layers[0] in self._met and not is_recording(hosts_weight(layers[0]).device):
+            self._met.clear()  # in another step
+            look(self._merged)
+        if of_block:
+            self._met.update(layers[:1])
         stale = [each for each in layers if each.is_stale()]
         if not stale:
             return ""

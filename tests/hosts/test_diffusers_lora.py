@@ -187,6 +187,13 @@ def _other_data(unet: Any) -> None:
             up.data = -up.data
 
 
+def _written_unseen(unet: Any) -> None:
+    """As PEFT's hot swap: torch counts no change."""
+    for module in unet.modules():
+        if isinstance(module, peft.tuners.lora.LoraLayer):
+            module.lora_B["one"].weight.data.mul_(-1)
+
+
 def _base_written(unet: Any) -> None:
     for module in unet.modules():
         if isinstance(module, peft.tuners.lora.LoraLayer):
@@ -213,6 +220,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "unloaded": lambda u: u.unload_lora(),
     "written in place": _written,
     "other data": _other_data,
+    "written through data": _written_unseen,
     "base written in place": _base_written,
 }
 BACK: dict[str, Callable[[Any], Any]] = {
