@@ -69,8 +69,10 @@ class Progress:
     def show(self, text: str) -> None:
         """Put it in the place of what was shown. The cursor stays before it, for others' lines."""
         if self._terminal is not None:
-            with suppress(OSError):  # the terminal was closed
+            most = 79
+            with suppress(OSError, ValueError):  # older Pythons on Windows know but three files
                 most = (os.get_terminal_size(self._terminal.fileno()).columns or 80) - 1
+            with suppress(OSError):  # the terminal was closed
                 self._terminal.write(f"\r{text[:most].ljust(self._shown)}\r")
                 self._terminal.flush()
                 self._shown = len(text[:most])

@@ -52,7 +52,7 @@ class Worker:
         self.unet: CopiedUnet | None = None
         self.decoder: CopiedDecoder | None = None
         self._board: tuple[int, Shared] | None = None
-        self._trusts = False
+        self._trusts = self._calls = False
         self._rehearsed: dict[str, torch.Tensor] = {}
         """Inputs of the last call, where it was the UNet's."""
 
@@ -65,7 +65,11 @@ class Worker:
             "call": self._call,
             "compare": self._compare,
         }
-        return does[message["kind"]](message)
+        self._calls = message["kind"] == "call"
+        try:
+            return does[message["kind"]](message)
+        finally:
+            self._calls = False
 
     def _open(self, message: Message) -> Message:
         if self._device.type == "cuda":
@@ -81,7 +85,7 @@ class Worker:
         """Launch only what was tried. Of a card of another kind than the host's, `home`, that is
         had before a picture needs it: what the catalog has is compiled and tried.
         """
-        gate = put_before(engine, print)
+        gate = put_before(engine, print, lambda: self._calls)
         if list(home) != kind_of(self._device):
             gate.expect(self._device, engine.launcher(self._device), first_trials.all_classes)
             gate.wait(PREPARE_S)

@@ -81,12 +81,14 @@ def measure(
     budget_s: float = BUDGET_S,
     interrupt: Callable[[], bool] = bool,
     times: Times | None = None,
+    until: float = math.inf,
 ) -> tuple[Times, list[tuple[Contender, Exception]]]:
     """Time every contender on random inputs of the problem's size, in about `budget_s` for all.
 
     Returns the fastest timing per variant, and the contenders that failed with their errors. "Out
     of memory" is such an error here: the memory that is short is the measurement's own. Raises
-    InterruptedMeasurement. `times`: what was timed before; the others' times are put there.
+    InterruptedMeasurement, also where `until` (of perf_counter) is over and something was timed.
+    `times`: what was timed before; the others' times are put there.
     """
     times = {} if times is None else times
     done = {(name, config) for name, known in times.items() for config, _ in known.each}
@@ -94,9 +96,13 @@ def measure(
     failures: list[tuple[Contender, Exception]] = []
     end = perf_counter() + budget_s
     with torch.no_grad():
+        if interrupt():
+            raise InterruptedMeasurement
+        before = sum(len(known.each) for known in times.values())
         sets = input_sets(op, problem, device)
         for place, contender in enumerate(contenders):
-            if interrupt():
+            timed = sum(len(known.each) for known in times.values()) > before
+            if interrupt() or (timed and perf_counter() >= until):
                 raise InterruptedMeasurement
             share_s = max(0.0, end - perf_counter()) / (len(contenders) - place)
             try:
@@ -231,8 +237,8 @@ def stored_problems(op: Op[Any, Any], info: DeviceInfo) -> list[str]:
 def stored_like(op: Op[Any, Any], info: DeviceInfo, problem: Any) -> Iterator[Any]:
     """The problems that have stored times, as objects like `problem`. Damaged ones are left out."""
     for text, row in _rows(op, info)[0].items():
-        with suppress(AttributeError, TypeError, ValueError):
-            # JSON has lists where a problem has tuples
+        with suppress(AttributeError, LookupError, TypeError, ValueError):
+            # an earlier version kept no fields; JSON has lists where a problem has tuples
             fields = row[PROBLEM].items()
             found = replace(problem, **{k: tuple(v) if type(v) is list else v for k, v in fields})
             if str(found) == text:

@@ -91,11 +91,7 @@ class Measurer:
                 key, entry = next(iter(self.waiting.items()))
                 first, _ = next(iter(entry.plans))
             end = measure.perf_counter() + seconds
-            session = replace(
-                first,
-                progress=lambda message: None,
-                interrupt=lambda: interrupt() or measure.perf_counter() >= end,
-            )
+            session = replace(first, progress=lambda message: None, interrupt=interrupt)
             finished = True
             try:
                 missing = self._missing(session, entry.op, entry.problem, entry.device)
@@ -116,6 +112,10 @@ class Measurer:
                     plan = self._planner.plan(session, entry.op, problem, entry.device)
                     found.append((plan.variant, plan.config))
                 except NotSupportedError:
+                    found.append((None, None))
+                except (RuntimeError, MemoryError) as error:  # of a self-test
+                    if not selftest.is_out_of_memory(error):
+                        raise
                     found.append((None, None))
         return found
 
@@ -144,7 +144,7 @@ class Measurer:
         """Whether it was finished."""
         op, problem, device = entry.op, entry.problem, entry.device
         waits = self._planner.waits
-        contenders = self._contenders(session, op, problem, device, variants)
+        contenders = self._contenders(session, entry, variants, end)
         if contenders is None:
             return False
         if self._planner.waits != waits:
@@ -158,6 +158,7 @@ class Measurer:
                 *(op, problem, device, contenders, min(measure.BUDGET_S, left_s)),
                 interrupt=session.interrupt,
                 times=entry.times,
+                until=end,
             )
         except measure.InterruptedMeasurement:
             return False
@@ -179,20 +180,20 @@ class Measurer:
     def _contenders(
         self,
         session: Session,
-        op: Op[Any, Any],
-        problem: Any,
-        device: torch.device,
+        entry: Waiting,
         variants: Sequence[Variant[Any, Any]],
+        until: float,
     ) -> list[measure.Contender] | None:
         """Every verified config; further ones than the first only within PREPARE_S. None where
-        this was interrupted.
+        this was interrupted, or goes on after `until`.
         """
         found = []
+        op, problem, device = entry.op, entry.problem, entry.device
         arch, end = self._planner.identify(device).arch, measure.perf_counter() + PREPARE_S
         for variant in variants:
             configs = variant.configs(arch, problem)
             for place, config in enumerate(configs):
-                if session.interrupt():
+                if session.interrupt() or measure.perf_counter() >= until:
                     return None
                 if place and measure.perf_counter() > end:
                     break

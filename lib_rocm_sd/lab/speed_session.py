@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.lab import speed_parts, speed_vae
 from lib_rocm_sd.lab.sensors import machine
@@ -108,7 +109,8 @@ class SpeedSession(InBackground):
         try:
             with side.queue(), torch.no_grad():
                 self._entered.set()
-                state, text = self._measured(request, side, document, cancelled)
+                with engine.measuring_at_once(cancelled):
+                    state, text = self._measured(request, side, document, cancelled)
         except Busy as busy:
             self._refusals.append(busy)
         except FAILED as failure:

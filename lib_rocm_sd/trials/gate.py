@@ -275,7 +275,10 @@ class Gate:
 
     def _place(self, device: torch.device, launch: Launch | None) -> Place | None:
         if device not in self._places:
-            self._places[device] = self._place_of(device, launch)
+            found = self._place_of(device, launch)
+            if found is None and launch is None:  # nothing may be launched there yet
+                return None
+            self._places[device] = found
         return self._places[device]
 
     def _answer(self, place: Place, subject: Subject) -> Known:
@@ -500,9 +503,9 @@ def _free_bytes(place: Place) -> int:
     return 0
 
 
-def put_before(engine: Engine, say: Say) -> Gate:
+def put_before(engine: Engine, say: Say, busy: Callable[[], bool] = bool) -> Gate:
     """A gate of a program that needs nothing beside it: `engine` launches only what was tried."""
-    gate = Gate(renew=engine.renew, say=say)
+    gate = Gate(renew=engine.renew, say=say, busy=busy)
     gate.start()
     engine.gate = gate
     return gate

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ _lock = threading.RLock()
 _infos: dict[_Card, DeviceInfo] = {}
 _answers: dict[_Card, tuple[str, ...]] = {}
 _running: dict[_Card, threading.Thread] = {}
+_untestable: set[_Card] = set()
+"""Of which something is not known that a test needs."""
 _tell: Callable[[], object] = bool
 
 
@@ -72,9 +75,11 @@ def _begin(info: DeviceInfo, card: _Card, anew: bool = False) -> None:
     """Read the verdict, or have it found out; `anew`: whatever it is. The lock is held."""
     assert info.arch is not None
     _infos[card] = info
+    _untestable.discard(card)
     try:
         here = places.here(info, info.index, info.arch)
     except (LaunchError, OSError) as error:
+        _untestable.add(card)
         _answers[card] = (f"torch runs through ZLUDA: {error}",)
         return
     key = cache.key_of("zluda 1", __version__, here.halt_key, str(here.index))
@@ -85,23 +90,31 @@ def _begin(info: DeviceInfo, card: _Card, anew: bool = False) -> None:
         _answers[card] = _reasons(kept)
         return
     work = partial(_find_out, here, key, card)
-    _running[card] = threading.Thread(target=work, name="rocm_sd ZLUDA", daemon=True)
-    _running[card].start()
+    thread = threading.Thread(target=work, name="rocm_sd ZLUDA", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the process ends, or has too many
+        _answers[card] = (f"ZLUDA cannot be tested: {error}",)
+    else:
+        _running[card] = thread
 
 
 def is_refused() -> bool:
     """Whether `ask` has something to ask for. Takes no lock."""
-    return not _running and any(list(_answers.values()))
+    return not _running and any(
+        reasons and card not in _untestable for card, reasons in list(_answers.items())
+    )
 
 
 def ask() -> bool:
-    """The user wants what was refused to be tested again; False where there is nothing."""
+    """The user wants what was refused to be tested again; False where no test has begun."""
     with _lock:
-        refused = [card for card, reasons in _answers.items() if reasons] if not _running else []
-        for card in refused:
+        if _running:
+            return False
+        for card in [card for card, reasons in _answers.items() if reasons]:
             del _answers[card]
             _begin(_infos[card], card, anew=True)
-    return bool(refused)
+        return bool(_running)
 
 
 def is_running() -> bool:
@@ -129,15 +142,16 @@ def listen(tell: Callable[[], object]) -> bool:
 
 
 def _find_out(here: Place, key: str, card: _Card) -> None:
-    say(f"{here}: {WAITS}, once. ZLUDA may compile for minutes.")
     end = time.monotonic() + PATIENCE_S
-    while busy() and time.monotonic() < end:
-        time.sleep(0.1)
     try:
+        say(f"{here}: {WAITS}, once. ZLUDA may compile for minutes.")
+        while busy() and time.monotonic() < end:
+            time.sleep(0.1)
         found = _reasons(probe(here, key))
     except Exception as error:  # of ours: no fault of ZLUDA's
         found = (f"the test beside ZLUDA itself failed: {describe(error)}",)
-    say(f"{here}: {'; '.join(found) or 'kernels may run beside ZLUDA'}")
+    with suppress(OSError, ValueError):  # no console, or one that is closed
+        say(f"{here}: {'; '.join(found) or 'kernels may run beside ZLUDA'}")
     with _lock:
         _answers[card] = found
         del _running[card]

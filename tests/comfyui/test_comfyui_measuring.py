@@ -10,7 +10,7 @@ import pytest
 
 from lib_rocm_sd import report
 from lib_rocm_sd.engine.measurer import LEAST_S, MOMENT_S
-from lib_rocm_sd.hosts.comfyui import host, speedtest, status
+from lib_rocm_sd.hosts.comfyui import host, status
 from tests.clock import Clock
 
 
@@ -92,10 +92,3 @@ def test_the_status_says_how_many_sizes_are_left(monkeypatch: pytest.MonkeyPatch
     assert left not in status.text()
     monkeypatch.setattr(status.engine._measurer, "waiting", {1: None, 2: None})
     assert left in status.text().splitlines()
-
-
-def test_the_speed_test_puts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    measurer = speedtest.engine._measurer
-    with speedtest.Comfy(None, None, "Performance").queue():
-        assert measurer.at_once
-    assert not measurer.at_once

@@ -14,6 +14,7 @@ import torch
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.commands.standalone import Standalone
+from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.lab import speed_job, speed_parts, speed_result, speed_vae
 from lib_rocm_sd.lab.speed_result import Request, parse
 from lib_rocm_sd.lab.speed_session import Busy, SpeedSession
@@ -95,6 +96,21 @@ def test_one_at_a_time_and_cancel_ends_it(session: SpeedSession) -> None:
     assert found is not None and found["complete"] is False and found["notes"] == ["cancelled"]
     side.image_may_end.set()
     assert run(session, IMAGE, side)["complete"] is True
+
+
+def test_nothing_is_put_off_that_performance_measures(
+    session: SpeedSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[bool] = []
+
+    def measured(*given: object) -> tuple[str, str]:
+        at_once.append(engine._measurer.at_once)
+        return "done", ""
+
+    monkeypatch.setattr(session, "_measured", measured)
+    session.start(IMAGE, Side())
+    session.wait()
+    assert at_once == [True] and not engine._measurer.at_once
 
 
 def test_refused_while_the_host_is_busy(session: SpeedSession) -> None:

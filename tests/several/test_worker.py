@@ -38,7 +38,7 @@ def test_a_card_of_another_kind_is_prepared_before_a_picture_needs_it(
     gate = SimpleNamespace(
         expect=lambda device, launch, classes: asked.append(classes), wait=asked.append
     )
-    monkeypatch.setattr(worker, "put_before", lambda engine, say: gate)
+    monkeypatch.setattr(worker, "put_before", lambda engine, say, busy: gate)
     monkeypatch.setattr(worker, "kind_of", lambda device: ["hip", "gfx1100", "a card"])
     monkeypatch.setattr(engine, "launcher", lambda device: None)
     _, made = opened()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.device import identify
-from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import gate, trouble
@@ -68,10 +67,6 @@ class Comfy:
 
     def busy(self) -> str:
         return "kernels are being compiled or tried; run it again later" if at_work() else ""
-
-    def queue(self) -> AbstractContextManager[Any]:
-        """The node is ComfyUI's work at the moment."""
-        return engine.measuring_at_once(host.interrupted)
 
     def attention_methods(self) -> dict[str, Attention]:
         """What ComfyUI was started with."""

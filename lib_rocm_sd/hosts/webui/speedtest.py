@@ -90,8 +90,7 @@ class WebUI:
         state: Any = host.attribute("modules.shared", "state")
         try:
             _call(state, "begin", job=JOB)
-            with engine.measuring_at_once(a1111_session.interrupted):
-                yield
+            yield
         finally:
             try:
                 unet_host.session.end()

@@ -35,7 +35,7 @@ RISK = (
     f"again, one by one, in separate processes. {MAY_FREEZE}"
 )
 ZLUDA_RISK = (
-    'Nothing runs on our kernels because testing ZLUDA went wrong. "Check this card" tests it '
+    'Nothing runs on our kernels because ZLUDA did not pass its test. "Check this card" tests it '
     f"again in a separate process. {MAY_FREEZE}"
 )
 ZLUDA_AGAIN = "ZLUDA will be tested again in a separate process, which may take minutes."
@@ -149,6 +149,8 @@ class Trials:
     def check(self) -> str:
         """The owner wants what is barred to be tried again; what was done, in a sentence."""
         gate = self._gate
+        if zluda.is_running():
+            return AT_WORK
         if zluda.ask():
             return ZLUDA_AGAIN
         if gate is None:
