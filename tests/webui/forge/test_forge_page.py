@@ -108,7 +108,7 @@ def test_while_kernels_are_tried_it_is_forges(forge: Any, gpu: FakeGpu) -> None:
     expected = forge(extension=False).txt2img()
     webui = forge(gpu=gpu)
     seam = webui.ours
-    seam._wait()
+    seam.waits = True
     assert same(webui.txt2img(True), expected)
     seam.settle()
     assert "attention: rocm_sd" in webui.txt2img(True).info
