@@ -109,6 +109,7 @@ def test_while_kernels_are_tried_it_is_forges(forge: Any, gpu: FakeGpu) -> None:
     webui = forge(gpu=gpu)
     seam = webui.ours
     seam.waits = True
+    seam._refresh()
     assert same(webui.txt2img(True), expected)
     seam.settle()
     assert "attention: rocm_sd" in webui.txt2img(True).info
