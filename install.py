@@ -271,7 +271,7 @@ def compile_each(
                 group.end()
                 say(f"  Nothing more is compiled now, it is not kept: {cache.unwritten()}")
                 return
-            left_s = (time.monotonic() - started) / finished * (len(missing) - finished)
+            left_s = console.left_s(started, finished, len(missing))
             far = console.how_far("compiling", finished, len(missing), left_s)
             progress.show(f"{NAME}: {far}")
     except BaseException:

@@ -39,6 +39,11 @@ def how_far(doing: str, done: int, total: int, left_s: float) -> str:
     return f"{doing} kernels, {done} of {total}" + (f", about {rounded(left_s)}" if left_s else "")
 
 
+def left_s(begun_s: float, done: int, total: int) -> float:
+    """How long the rest will take, by what `done` have taken since `begun_s` of time.monotonic."""
+    return (time.monotonic() - begun_s) / done * (total - done)
+
+
 def rounded(seconds: float) -> str:
     """A time to come, no more exact than it is known."""
     if seconds < 60:

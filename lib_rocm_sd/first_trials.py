@@ -136,7 +136,7 @@ def try_all(
 
     def told(subject: Subject, verdict: Verdict) -> None:
         found.append(verdict)
-        left_s = (time.monotonic() - begun) / len(found) * (len(listed) - len(found))
+        left_s = console.left_s(begun, len(found), len(listed))
         shown(console.how_far("trying", len(found), len(listed), left_s))
 
     made = (conductor or Conductor)(here, stop=in_vain)

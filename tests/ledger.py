@@ -83,7 +83,7 @@ def shortcomings(found: dict[str, int], floors: dict[str, int]) -> list[str]:
 
 
 class Ledger:
-    """Of one process: the only one, the parent of workers, or a worker."""
+    """What one process knows and finds: the only one, the parent of workers, or a worker."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

@@ -20,7 +20,7 @@ from lib_rocm_sd.lab.rows import write_json
 
 LOADS = (0.3, 0.6, 0.8, 0.9)
 REQUESTS = 10_000
-"""Of each simulated farm."""
+"""How many each simulated farm gets."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -98,10 +98,9 @@ def measure(
     with torch.no_grad():
         if interrupt():
             raise InterruptedMeasurement
-        before = sum(len(known.each) for known in times.values())
+        timed = False
         sets = input_sets(op, problem, device)
         for place, contender in enumerate(contenders):
-            timed = sum(len(known.each) for known in times.values()) > before
             if interrupt() or (timed and perf_counter() >= until):
                 raise InterruptedMeasurement
             share_s = max(0.0, end - perf_counter()) / (len(contenders) - place)
@@ -113,6 +112,7 @@ def measure(
             if not math.isfinite(time_us):
                 failures.append((contender, RuntimeError(f"its time came out as {time_us}")))
                 continue
+            timed = True
             known = times.get(contender.variant.name)
             pair = (contender.config, max(time_us, LEAST_US))
             times[contender.variant.name] = Timing.of((*(known.each if known else ()), pair))

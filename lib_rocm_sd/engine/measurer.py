@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.engine import measure, selftest
+from lib_rocm_sd.engine import measure
 from lib_rocm_sd.engine.gating import Asked
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.planner import Planner
+from lib_rocm_sd.engine.selftest import describe, is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.errors import NotSupportedError
 from lib_rocm_sd.ops.base import Op, Variant
@@ -111,10 +112,8 @@ class Measurer:
                 try:
                     plan = self._planner.plan(session, entry.op, problem, entry.device)
                     found.append((plan.variant, plan.config))
-                except NotSupportedError:
-                    found.append((None, None))
-                except (RuntimeError, MemoryError) as error:  # of a self-test
-                    if not selftest.is_out_of_memory(error):
+                except (NotSupportedError, RuntimeError, MemoryError) as error:
+                    if not (isinstance(error, NotSupportedError) or is_out_of_memory(error)):
                         raise
                     found.append((None, None))
         return found
@@ -163,15 +162,15 @@ class Measurer:
         except measure.InterruptedMeasurement:
             return False
         except (RuntimeError, MemoryError) as error:
-            if not selftest.is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             session.report.event(f"{op.name}: too little memory to measure {problem}")
             entry.times, failures = {}, []
         with self._lock:
             for contender, failure in failures:
                 asked = Asked(op, contender.variant, contender.config, problem, device)
-                reason = selftest.describe(failure)
-                if not selftest.is_out_of_memory(failure):
+                reason = describe(failure)
+                if not is_out_of_memory(failure):
                     self._planner.quarantine(asked, reason)
                 self._planner.tell(session, asked, f"measuring {problem} failed: {reason}")
             self._planner.known.note(op, problem, device, entry.times, variants)

@@ -144,7 +144,7 @@ class Background:
         return not self._state.running
 
     def _order(self, arch: Arch, specs: Mapping[KernelSpec, str]) -> None:
-        """Of what waits. The lock is held."""
+        """Put what waits in the order of `specs`. The lock is held."""
         waiting = {(job.arch.gfx, job.spec): job for job in self._jobs}
         jobs = [
             replace(job, part=part)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd import console
 from lib_rocm_sd import device as devices
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.engine import memory
@@ -467,8 +468,7 @@ class Gate:
                 self._tell(f"{subject}: {reason}")
             self._note(Known(subject, place, key, refusal))
             done = self._state.done + 1
-            each_s = (time.monotonic() - self._begun_s) / done
-            left_s = each_s * (self._state.total - done)
+            left_s = console.left_s(self._begun_s, done, self._state.total)
             self._show(done=done, halted=halted, left_s=left_s)
         try:
             self._renew()
@@ -496,7 +496,7 @@ class Gate:
 
 
 def _free_bytes(place: Place) -> int:
-    """Of its device memory, that no tensor is in; none where torch cannot tell."""
+    """Its device memory that no tensor is in; none where torch cannot tell."""
     if torch.cuda.is_available():
         with suppress(RuntimeError), memory.recording:
             return memory.free_bytes(torch.device("cuda", place.index))

@@ -55,7 +55,7 @@ _infos: dict[_Card, DeviceInfo] = {}
 _answers: dict[_Card, tuple[str, ...]] = {}
 _running: dict[_Card, threading.Thread] = {}
 _untestable: set[_Card] = set()
-"""Of which something is not known that a test needs."""
+"""Cards of which something is not known that a test needs."""
 _tell: Callable[[], object] = bool
 
 

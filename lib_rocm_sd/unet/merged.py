@@ -131,7 +131,7 @@ class MergedLinear(Merged, nn.Linear):
 
 
 class MergedConv2d(Merged, nn.Conv2d):
-    """Of a convolution without groups or dilation."""
+    """Stands for a convolution without groups or dilation."""
 
     def __init__(self, base: nn.Conv2d, adapters: Sequence[Adapter]) -> None:
         options: Any = {key: getattr(base, key) for key in ("kernel_size", "stride", "padding")}

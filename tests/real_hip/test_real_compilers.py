@@ -39,7 +39,7 @@ SOURCES = {
     **{"attention backward": "attention_backward.hip", "linear": "linear.hip"},
     **{"conv": "conv3x3.hip", "conv rows": "conv3x3.hip"},
 }
-"""Of the ops that have such a product."""
+"""The source of each op that has such a product."""
 OLD = {"bookworm": 15, "trixie": 17}
 
 

@@ -26,7 +26,7 @@ from lib_rocm_sd.hosts.comfyui.model import WITHOUT, is_dynamic, optimized
 from lib_rocm_sd.hosts.comfyui.vae import given, usable
 from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.rows import Row
-from lib_rocm_sd.lab.speed_job import Attention, Busy, Denoiser, Picture, PictureWish
+from lib_rocm_sd.lab.speed_job import Attention, Busy, Denoiser, HostSide, Picture, PictureWish
 from lib_rocm_sd.lab.speed_result import OURS, WHAT, Document, Request
 from lib_rocm_sd.lab.speed_session import session as speed
 from lib_rocm_sd.lab.speed_text import machine_line, printable, to_markdown
@@ -46,7 +46,7 @@ Line = tuple[str, float, str, str]
 """What stands at the left, the bar's share of the longest, its colour, what stands behind it."""
 
 
-class Comfy:
+class Comfy(HostSide):
     """The HostSide of one node's inputs; `model` a ModelPatcher, `vae` a comfy.sd.VAE, or None."""
 
     host_name = "ComfyUI"

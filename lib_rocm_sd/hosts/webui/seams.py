@@ -35,7 +35,7 @@ class Seam(ABC):
         self.aside = False
         self.waits = False
         self._order_for = ""
-        """Of the checkpoint for which the kernels are in order."""
+        """The UNet of the checkpoint for which the kernels are in order."""
         self.stands_aside = True
         """Read by what we put in the WebUI's place, at each call."""
         self._lock = threading.RLock()  # the WebUI applies in the thread that loads the model, too

@@ -162,7 +162,7 @@ def _by_width(arch: Arch, problem: ConvProblem) -> list[ConvConfig]:
 
 
 def _channels(arch: Arch, plain: ConvProblem) -> Iterator[Case]:
-    """Of each block of channels a whole one, one less, and one more than one or two blocks."""
+    """A whole block of channels of each size, one less, and one more than one or two blocks."""
     blocks = sorted(
         {
             each.block_co
@@ -249,7 +249,7 @@ _ROWS = (
     *((32, 128), (31, 120), (33, 192), (1, 184), (65, 160), (2, 152), (2, 136), (3, 168)),
     *((2, 9), (3, 15), (1, 12304)),
 )
-"""Of 4, 5 and 6 vectors held: all, one less, one more; read twice."""
+"""All of 4, 5 and 6 vectors held, one less, one more; read twice."""
 
 
 def layer_norm_backward(gfx: str) -> Iterator[Case]:

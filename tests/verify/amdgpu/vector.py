@@ -184,7 +184,7 @@ def _kind_of_factors(name: str) -> str:
 
 
 def _factor(ins: Instruction, name: str, code: int, read: Read) -> Read:
-    """Of a float as an inline constant the lower half alone is that number, the upper is zero (LLVM
+    """Read a factor: a float as an inline constant is the lower half alone, the upper is zero (LLVM
     18, SIInstrInfo and SIMCCodeEmitter; earlier ones took it for both, so their code is wrong).
     """
     if not (name.startswith("V_DOT2") and 240 <= code <= 248):
