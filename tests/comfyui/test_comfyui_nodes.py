@@ -253,7 +253,7 @@ def test_the_status_while_a_kernel_is_tried_that_nobody_asked_for(
 
 
 def test_the_status_says_why_no_kernel_can_be_kept(
-    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+    comfy: Any, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROCM_SD_CACHE_DIR", "~nosuchuser/x")
     cache.reset()
