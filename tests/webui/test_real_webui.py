@@ -33,6 +33,7 @@ OWN = {
         "ldm/modules/diffusionmodules/model.py::Normalize",
         "ldm/modules/diffusionmodules/openaimodel.py::UNetModel.__init__",
         "modules/hypernetworks/hypernetwork.py::Hypernetwork.__init__",
+        "modules/models/sd3/mmdit.py::SelfAttention.__init__",
         "modules/models/sd3/sd3_impls.py::AttnBlock.__init__",
         "modules/models/sd3/sd3_impls.py::Downsample.__init__",
         "modules/models/sd3/sd3_impls.py::Normalize",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,11 @@ from lib_rocm_sd.shipped import AT_START, ATTENTION_PART
 PRIORITY = 110
 """Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is
 listed, which is on supported devices only."""
+MMDIT = "modules.models.sd3.mmdit"
+"""A1111's SD 3 (dev branch and 1.10): its `attention`, from other_impls.py, is (q, k, v, heads,
+mask), with q and k (B, L, C) and v (B, L, H, D). Its text encoders call the one in other_impls.py,
+which stays the WebUI's.
+"""
 
 
 class Seam(ABC):
@@ -194,6 +200,7 @@ class RocmSdOptimization(Seam):
         super().__init__()
         self._stand_in: Any = None
         self._patches: list[patches.Patch] = []
+        self._functions: list[patches.Patch] = []
         self._hosts_own: dict[type, host.Forward] = {}
         self._cross = attention.cross_attention(self)
         self._block = attention.attn_block(self)
@@ -292,10 +299,17 @@ class RocmSdOptimization(Seam):
                 host.apply_choice()
 
     def apply(self) -> None:
-        """Put our forwards into ldm's and sgm's CrossAttention and AttnBlock."""
+        """Put our forwards into ldm's and sgm's CrossAttention and AttnBlock, and ours in the place
+        of the function that SD 3's transformer calls. A model is loaded before its WebUI applies.
+        """
         with self._lock:
             if self._patches:
                 self.undo()
+            mmdit = sys.modules.get(MMDIT)
+            theirs = getattr(mmdit, "attention", None)
+            if callable(theirs):
+                function = Function(theirs, attention.packed, self)
+                self._functions = [patches.put(mmdit, "attention", function)]
             self._patches = [
                 patches.put(cls, "forward", forward) for cls, forward in self._forwards().items()
             ]
@@ -310,20 +324,21 @@ class RocmSdOptimization(Seam):
             self._leave_stand_in()
             if not self._patches:
                 super().undo()  # type: ignore[misc]
-            for patch in self._patches:
+            for patch in [*self._patches, *self._functions]:
                 patches.take(patch)
-            self._patches = []
+            self._patches, self._functions = [], []
             self._refresh()
 
     def displaced_by(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for patch in list(self._patches):
+        for patch in [*self._patches, *self._functions]:
             other = patches.displaced_by(patch)
             if other is not None:
-                family = patch.owner.__module__.split(".")[0]
-                found.setdefault(patches.named(other), []).append(
-                    f"{family}'s {patch.owner.__name__}"
-                )
+                place = "SD 3's attention"
+                if patch in self._patches:
+                    family = patch.owner.__module__.split(".")[0]
+                    place = f"{family}'s {patch.owner.__name__}"
+                found.setdefault(patches.named(other), []).append(place)
         return found
 
     def _refresh(self) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from typing import Any
 
 import pytest
+import torch
 from conftest import FakeGpu, Start, WebUI
 
 OURS = "ROCm SD - fused attention for AMD GPUs"
 WHY_NOT = "gfx803 is not among the GPUs that this extension knows"
+SD3 = "modules.models.sd3"
 
 
 def titles(webui: WebUI) -> list[str]:
@@ -186,3 +189,35 @@ def test_step_aside_picks_what_the_list_without_us_gives(start: Start, gpu: Fake
         webui.ours.step_aside(False)
         choose(webui, OURS)
         assert webui.is_ours()
+
+
+def test_sd3_transformers_attention_is_ours_and_its_text_encoders_is_not(
+    start: Start, gpu: FakeGpu
+) -> None:
+    """A function that its module has imported by name; v is by heads, a view of one product."""
+    sd3: list[Any] = []
+
+    def load(webui: WebUI) -> None:
+        sd3[:] = (importlib.import_module(f"{SD3}.{name}") for name in ("mmdit", "other_impls"))
+
+    webui = start(gpu=gpu, dtype=torch.float16, before=load)
+    mmdit, others = sd3
+    torch.manual_seed(0)
+    layer = mmdit.SelfAttention(64, 4, qkv_bias=True).to(torch.float16).requires_grad_(False)
+    x = torch.randn(2, 93, 64).to(torch.float16)
+    theirs, calls = others.attention, webui.library("hosts.webui.attention").calls
+    assert mmdit.attention is not theirs and not isinstance(theirs, type(mmdit.attention))
+    calls.clear()
+    ours = layer(x)
+    assert calls.ours["attention"] == 1 and not calls.left
+    assert gpu.seen[-1][2].shape == (2, 93, 4, 16)  # v
+    webui.ours.step_aside(True)
+    expected = layer(x)
+    assert calls.ours["attention"] == 1
+    torch.testing.assert_close(ours, expected, atol=2e-3, rtol=2e-2)
+    mmdit.attention, mine = lambda *args: torch.zeros(()), mmdit.attention
+    assert list(webui.ours.displaced_by().values()) == [["SD 3's attention"]]
+    mmdit.attention = mine
+    choose(webui, "sdp - scaled dot product")
+    assert mmdit.attention is theirs
+    assert torch.equal(layer(x), expected)

@@ -1,0 +1,12 @@
+"""Double of modules/models/sd3/other_impls.py: the attention of SD 3's transformer and encoders.
+
+The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
+"""
+
+import torch.nn.functional as F
+
+
+def attention(q, k, v, heads, mask=None):
+    batch = q.shape[0]
+    q, k, v = (t.reshape(batch, -1, heads, q.shape[-1] // heads).transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
