@@ -31,7 +31,7 @@ from lib_rocm_sd.unet.parts import (
     Transformer,
     TransformerCall,
 )
-from lib_rocm_sd.unet.shared import Embeddings, Prompts, Ready
+from lib_rocm_sd.unet.shared import Embeddings, Prompts
 from lib_rocm_sd.unet.spot import SpotCheck
 from lib_rocm_sd.unet.weights import UnetWeights
 
@@ -55,23 +55,21 @@ class Means:
 
 
 class Inner(NamedTuple):
-    """A block of ours amid its transformer: `plan.run(calls, x, context, prompt, mine)`, as _block,
-    whose calls have `routes`.
-    """
+    """A block of ours amid its transformer, whose calls have `routes`."""
 
     plan: Plan
     routes: Routes
 
 
 class Plan(NamedTuple):
-    """What computes a block, as `_block` of `calls` and what follows. `context`: what it is to be
-    given of the prompt; `ready`: or what has been made of that for many blocks. `is_ours`: whether
-    no module of the host is called amid it.
+    """What computes a block: `run(calls, x, mine, **given)`, as `_block`. `given`: of the prompt,
+    by the names that all blocks use. `held`: what else it depends on. `is_ours`: whether no module
+    of the host is called amid it.
     """
 
     run: Callable[..., Any]
-    context: torch.Tensor | None
-    ready: Ready | None
+    given: Mapping[str, torch.Tensor]
+    held: tuple[Any, ...]
     is_ours: bool
 
 
@@ -116,13 +114,12 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
     """
     x = call.x
     inner = _inner(parts, call, means)
-    if inner is not None:
-        plans = [each.plan for each in inner]
+    given = _given_to(inner)
+    if given is not None:
         run = partial(_joined, parts, inner)
-        held = (*(each.routes for each in inner), *_sides(plans))
-        given = {"x": x, **_prompt(plans)}
+        held = tuple((each.routes, *each.plan.held) for each in inner)
         try:
-            return call.answer(calls.recorded(run, given, held))
+            return call.answer(calls.recorded(run, {"x": x, **given}, held))
         except FAILURES as error:
             if is_out_of_memory(error):
                 raise  # else the block that it was bars itself, called as a module
@@ -138,15 +135,15 @@ def _joined(
     inner: Sequence[Inner],
     calls: Calls,
     x: torch.Tensor,
-    context: torch.Tensor | None = None,
-    prompt: torch.Tensor | None = None,
+    **given: torch.Tensor,
 ) -> torch.Tensor:
     """Run a transformer on x (N, C, H, W). Each block's program writes to the result of the one
     before.
     """
     h, x = _into_tokens(parts, calls, x)
     for each in inner:
-        h = each.plan.run(calls.of(each.routes), h, context, prompt, True)
+        own = {name: given[name] for name in each.plan.given}
+        h = each.plan.run(calls.of(each.routes), h, True, **own)
     return _from_tokens(parts, calls, h, x)
 
 
@@ -171,8 +168,8 @@ def _from_tokens(
     return image(y.view(*x.shape[:3], -1))
 
 
-def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inner] | None:
-    """Its blocks, where all of them can be parts of it, of one context."""
+def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inner]:
+    """Its blocks, where all of them can be parts of it; else none."""
     batch, channels, height, width = call.x.shape
     tokens, image = height * width, call.x
     if not image.is_contiguous(memory_format=torch.channels_last):
@@ -182,55 +179,53 @@ def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inne
     for index, block in enumerate(parts.blocks):
         inner = means.inner(block, x, call.given(index))
         if inner is None:
-            return None
+            return []
         found.append(inner)
-    contexts = {id(each.plan.context) for each in found if each.plan.context is not None}
-    ready = {id(each.plan.ready) for each in found if each.plan.ready}
-    return found if found and len(contexts) < 2 and len(ready) < 2 else None
+    return found
 
 
-def _prompt(plans: Sequence[Plan]) -> dict[str, torch.Tensor]:
-    """What they are given beside x."""
-    given = {}
-    for plan in plans:
-        if plan.context is not None:
-            given["context"] = plan.context
-        if plan.ready is not None:
-            given["prompt"] = plan.ready.rows
-    return given
-
-
-def _sides(plans: Sequence[Plan]) -> tuple[Any, ...]:
-    """The side whose columns each plan reads, or None."""
-    return tuple(plan.ready.side if plan.ready else None for plan in plans)
+def _given_to(inner: Sequence[Inner]) -> dict[str, torch.Tensor] | None:
+    """What these blocks are given beside x; None without blocks, or where two call different
+    tensors by one name.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for each in inner:
+        for name, tensor in each.plan.given.items():
+            if found.setdefault(name, tensor) is not tensor:
+                return None
+    return found if inner else None
 
 
 def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Tensor:
     """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x."""
     plan = planned(parts, call, means)
-    given = {"x": call.x, **_prompt([plan])}
+    given = {"x": call.x, **plan.given}
     if not plan.is_ours:
         made: torch.Tensor = plan.run(calls, **given)
         means.spot.is_whole = False
         return made
-    return calls.recorded(plan.run, given, _sides([plan]))
+    return calls.recorded(plan.run, given, plan.held)
 
 
 def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
     """How a block is computed in this call."""
     own = _may_attend(parts.self_attention, parts.attn1, call.plain_own, means)
-    context, cross, ready = call.context, None, None
-    if context is None or _fits(context, call.x):
+    context, cross, columns = call.context, None, None
+    if _fits(call):
         cross = _may_attend(parts.cross_attention, parts.attn2, call.plain_cross, means)
     whole = own is not None and parts.feed_forward is not None
     whole = whole and (cross is not None or parts.attn2 is None)
-    if cross is None or context is None:
-        context = None
-    else:
+    given: dict[str, torch.Tensor] = {}
+    held: tuple[Any, ...] = ()
+    if cross is not None and context is not None:
         ready = means.prompts.of(context, cross)
-        context = context if ready is None else None
-    columns = ready.side.columns[cross] if ready is not None and cross is not None else None
-    return Plan(partial(_block, parts, call, own, cross, columns), context, ready, whole)
+        if ready is None:
+            given["context"] = context
+        else:
+            given["prompt"], columns, held = ready.rows, ready.side.columns[cross], (ready.side,)
+        if call.mask is not None:
+            given["mask"] = call.mask
+    return Plan(partial(_block, parts, call, own, cross, columns), given, held, whole)
 
 
 def _block(
@@ -241,14 +236,13 @@ def _block(
     columns: tuple[int, int] | None,
     calls: Calls,
     x: torch.Tensor,
-    context: torch.Tensor | None = None,
-    prompt: torch.Tensor | None = None,
     mine: bool = False,
+    **given: torch.Tensor,
 ) -> torch.Tensor:
-    """Run a transformer block on x (N, tokens, C). `cross` reads `columns` of `prompt`, which hold
-    its keys and values, or else `context`, or else x. `own`, `cross` None: the host's modules are
-    called. `mine`: x may be written to. In between, x is (N * tokens, C), a stream to which
-    products are added.
+    """Run a transformer block on x (N, tokens, C). `cross` reads `columns` of the prompt, which
+    hold its keys and values, or else the context, or else x. `own`, `cross` None: the host's
+    modules are called. `mine`: x may be written to. In between, x is (N * tokens, C), a stream to
+    which products are added.
     """
     shape, batch = x.shape, x.shape[0]
     x = x.reshape(-1, shape[2])
@@ -261,12 +255,12 @@ def _block(
         keeps = cross is None
         normed, x, rest = compute.layer_norm(calls, "norm2", x, parts.norm2, rest, keeps=keeps)
         if cross is not None:
-            rows, made = normed, None
-            if columns is not None and prompt is not None:
-                made = prompt.narrow(1, *columns)
-            elif context is not None:
-                rows = context.reshape(-1, context.shape[-1])
-            x, more = _attended(calls, "cross", cross, normed, rows, x, True, batch, made)
+            rows, made, mask = normed, None, given.get("mask")
+            if columns is not None:
+                made = given["prompt"].narrow(1, *columns)
+            elif "context" in given:
+                rows = given["context"].flatten(0, 1)
+            x, more = _attended(calls, "cross", cross, normed, rows, x, True, batch, made, mask)
             rest += more
         else:
             rest = (_theirs(parts.attn2, normed, shape, call.cross),)
@@ -290,11 +284,16 @@ def _may_attend(
     return None if part is None or module is None or not plain or means.attends(module) else part
 
 
-def _fits(context: torch.Tensor, x: torch.Tensor) -> bool:
-    """False for a context that a host's module would first have to make fit."""
-    same = isinstance(context, torch.Tensor) and context.dtype == x.dtype
-    same = same and context.device == x.device and context.ndim == 3
-    return same and context.shape[0] == x.shape[0]
+def _fits(call: BlockCall) -> bool:
+    """False for a context, or a mask of it, that a host's module would first have to make fit."""
+    x, context, mask = call.x, call.context, call.mask
+    if context is None:
+        return mask is None
+    alike = [each for each in (context, mask) if each is not None]
+    same = all(isinstance(each, torch.Tensor) and each.ndim == 3 for each in alike)
+    same = same and all((each.dtype, each.device) == (x.dtype, x.device) for each in alike)
+    same = same and context.shape[0] == x.shape[0]
+    return same and (mask is None or mask.shape == (x.shape[0], 1, context.shape[1]))
 
 
 def _attended(
@@ -307,9 +306,11 @@ def _attended(
     mine: bool,
     batch: int,
     made: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, compute.Rest]:
     """to_out of attention of x (rows, C) over `context` (rows, E), of which keys and values may be
     `made`, added to `residual`, which may be written to if it is `mine`: compute.linear_added.
+    `mask` (N, 1, keys) is added to scores.
     """
     heads, where = part.heads, place
     if context is x and made is None:
@@ -324,7 +325,7 @@ def _attended(
         else:
             where = f"{place} in {made.stride(0)}"  # a route hangs on strides
         k, v = made.unflatten(0, (batch, -1)).unflatten(2, (2, heads, width)).unbind(2)
-    mixed = compute.attention(calls, where, q, k, v)
+    mixed = compute.attention(calls, where, q, k, v, mask)
     mixed = mixed.view(x.shape[0], -1)
     return compute.linear_added(calls, f"{place}.out", mixed, part.to_out, residual, mine)
 

@@ -29,10 +29,18 @@ from lib_rocm_sd.ops.linear.op import LINEAR
 
 
 def attention(
-    calls: Calls, place: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    calls: Calls,
+    place: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of q (N, Sq, heads, D), k and v (N, Sk, heads, D): (N, Sq, heads * D)."""
-    return calls.run(place, ATTENTION, AttentionInputs(q, k, v, None, None))
+    """Attention of q (N, Sq, heads, D), k and v (N, Sk, heads, D): (N, Sq, heads * D). `mask`
+    (N, 1, Sk) is added to the scores of all heads and queries.
+    """
+    mask = None if mask is None else mask[:, None]
+    return calls.run(place, ATTENTION, AttentionInputs(q, k, v, mask, None))
 
 
 def group_norm(

@@ -151,7 +151,8 @@ class BlockCall(NamedTuple):
     """x (N, tokens, C), context (N, keys, E) or None.
 
     `own` and `cross`: what attn1 and attn2 are given beside x where they are called. `plain_own`,
-    `plain_cross`: that is no more than the context, so ours can compute it.
+    `plain_cross`: that is no more than the context and `mask` (N, 1, keys), which is added to the
+    scores of attn2, so ours can compute it.
     """
 
     x: torch.Tensor
@@ -160,6 +161,7 @@ class BlockCall(NamedTuple):
     cross: Mapping[str, Any]
     plain_own: bool = True
     plain_cross: bool = True
+    mask: torch.Tensor | None = None
 
 
 class TransformerCall(NamedTuple):

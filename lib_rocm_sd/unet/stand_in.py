@@ -22,7 +22,7 @@ from lib_rocm_sd.unet.blocks import Inner, Means, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading
 from lib_rocm_sd.unet.merged import hosts_weight, merged_among
-from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Parts, Resnet, TransformerCall
+from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Parts, Resnet
 from lib_rocm_sd.unet.weights import laid
 
 
@@ -229,13 +229,15 @@ def _is_hooked(module: nn.Module) -> bool:
 
 def _facts(call: Any) -> tuple[Any, ...]:
     """What the shapes in a block follow from, beside its weights."""
-    x, other = call.x, None
-    if type(call) is not TransformerCall:
-        other = call.emb if type(call) is ImageCall else call.context
-    given = (x.shape, x.stride(), x.dtype, x.device)
-    if not isinstance(other, torch.Tensor):
-        return given
-    return (*given, other.shape, other.stride(), other.dtype, other.device)
+    given: list[Any] = [call.x]
+    if type(call) is BlockCall:
+        given += (call.context, call.mask)
+    elif type(call) is ImageCall:
+        given.append(call.emb)
+    return tuple(
+        isinstance(each, torch.Tensor) and (each.shape, each.stride(), each.dtype, each.device)
+        for each in given
+    )
 
 
 def _suits(call: Any, reading: Reading) -> bool:

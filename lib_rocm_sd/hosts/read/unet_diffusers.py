@@ -113,7 +113,8 @@ def block_call(
         own,
         cross,
         attention_mask is None and not more,
-        encoder_attention_mask is None and not more,
+        not more,
+        encoder_attention_mask,
     )
 
 
