@@ -8,7 +8,9 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -18,17 +20,18 @@ import pytest
 
 from tests import ledger, sweeps
 from tests.clock import Clock
-from tests.workers import Workers, own_cache, remove_own_cache
 
 gc.set_threshold(100_000, 50, 100)  # what is collected stays, and took a quarter longer to collect
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
-# Who asks for a GPU while tests are collected does not start CUDA, which no forked process can use.
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 ROOT = Path(__file__).resolve().parents[1]
+OWN_CACHE = Path(tempfile.mkdtemp(prefix="rocm_sd_tests_"))
+"""The user's cache folder, for this process and those that it starts; a test may name another. Set
+here, since collecting already looks for compilers and keeps what they say.
+"""
 os.environ.pop("ROCM_SD_CACHE_DIR", None)
 os.environ["ROCM_SD_SPOT_CHECK"] = "0"  # what is ours shall be ours in each call; some tests set it
-own_cache()  # here, since collecting already looks for compilers and keeps what they say
+os.environ.update(XDG_CACHE_HOME=str(OWN_CACHE), LOCALAPPDATA=str(OWN_CACHE))
 
 LONGEST = (
     *("test_browser_speed", "test_browser_looks", "test_browser_accordion", "test_browser_reload"),
@@ -62,7 +65,6 @@ TOGETHER = "tests/browser/"
 def pytest_addoption(parser: pytest.Parser) -> None:
     ledger.add_options(parser)
     parser.addoption("--schedules", type=int, help="draw so many orders of waves for each case")
-    parser.addoption("--workers", type=int, default=0, help="run in so many processes")
 
 
 class Root:
@@ -80,8 +82,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(chooser, "ledger")
     os.environ[sweeps.VARIABLE] = "1" if chooser.thinned else ""
     config.pluginmanager.register(Root(), "root")
-    if (count := config.getoption("workers")) and hasattr(os, "fork"):
-        config.pluginmanager.register(Workers(count, group_of), "workers")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -95,12 +95,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
 
-def group_of(item: pytest.Item) -> str:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """What one worker has: a file's tests, each of `APART` by itself, `TOGETHER` for a gradio."""
-    file = item.nodeid.partition("::")[0]
-    if file.startswith(TOGETHER):
-        return TOGETHER + getattr(getattr(item, "callspec", None), "id", "").partition("-")[0]
-    return item.nodeid if Path(file).stem in APART else file
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrTest(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            if file.startswith(TOGETHER):
+                return TOGETHER + nodeid.rpartition("[")[2].partition("-")[0]
+            return nodeid if Path(file).stem in APART else file
+
+    return ByFileOrTest(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -140,7 +147,7 @@ def pytest_unconfigure() -> None:
     it ends, pytest collects twice.
     """
     atexit.register(gc.unfreeze)
-    remove_own_cache()
+    shutil.rmtree(OWN_CACHE, ignore_errors=True)
 
 
 @pytest.fixture
