@@ -79,7 +79,7 @@ def resnet(parts: Resnet, call: ImageCall, means: Means, calls: Calls) -> torch.
     timed = parts.timed if call.emb is not None else None
     if timed is not None and call.emb is not None:
         given["embedding"] = means.embeddings.of(call.emb, timed, parts.embed_silu)
-    first = means.weights.of(parts.conv1, bare=timed is not None)
+    first = means.weights.of(parts.conv1, bare=timed is not None and timed.conv is not None)
     convs = (first, means.weights.of(parts.conv2, parts.shortcut))
     return calls.recorded(partial(_resnet, parts, convs), given, tuple(map(ref, convs)))
 
@@ -92,19 +92,28 @@ def _resnet(
     embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run a residual block on x (N, C, H, W). `embedding` (N, Co): what the time embedding adds,
-    the first bias included.
+    the first bias included; or of one that `modulates` (N, 2 Co).
     """
     x, first, second = pixels(x), parts.norm1, parts.norm2
     through = None if parts.shortcut is None else parts.shortcut.weight.flatten(1)
-    if compute.is_librarys(calls, "conv1", x, convs[0], first, second, embedding):
+    added, modulation = (None, embedding) if parts.modulates else (embedding, None)
+    if parts.resize:
+        h, before = compute.activated(calls, "before", x, first), None
+        h, x = (compute.resized(each, parts.resize) for each in (h, x))
+    elif modulation is None and compute.is_librarys(
+        calls, "conv1", x, convs[0], first, second, added
+    ):
         h = compute.activated(calls, "conv1.before", x, first)
         h, _ = compute.conv(calls, "conv1.bare", h, convs[0])
-        h = compute.activated(calls, "conv2.before", h, second, embedding)
+        h = compute.activated(calls, "conv2.before", h, second, added)
         return image(compute.conv(calls, "conv2.bare", h, convs[1], None, x, through)[0])
-    before = compute.norm_of(calls, "norm1", x, first)
+    else:
+        h, before = x, compute.norm_of(calls, "norm1", x, first)
     h, between = compute.conv(
-        calls, "conv1", x, convs[0], before, next_norm=second, embedding=embedding
+        calls, "conv1", h, convs[0], before, next_norm=second, embedding=added
     )
+    if modulation is not None:
+        between = compute.modulated(between, modulation)
     return image(compute.conv(calls, "conv2", h, convs[1], between, x, through)[0])
 
 

@@ -16,7 +16,7 @@ from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.conv.inputs import ConvInputs, NextNorm
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.torch import LibraryConv
+from lib_rocm_sd.ops.conv.torch import LibraryConv, enlarged
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.inputs import FinalizeInputs, GroupNormInputs, NormInputs
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
@@ -81,6 +81,24 @@ def norm_of(calls: Calls, place: str, x: torch.Tensor, norm: nn.GroupNorm) -> to
     own, planes = norm._parameters, x.permute(0, 3, 1, 2)
     inputs = NormInputs(planes, own["weight"], own["bias"], norm.num_groups, norm.eps)
     return calls.run(place, NORM, inputs)
+
+
+def modulated(norm: torch.Tensor | None, modulation: torch.Tensor) -> torch.Tensor:
+    """`norm` (N, C, 2) whose result is then multiplied by 1 + a and added to b, the halves of
+    `modulation` (N, 2 C): of its scales and shifts, before they are applied.
+    """
+    assert norm is not None
+    a, b = modulation.chunk(2, 1)
+    made = torch.addcmul(norm, norm, a[..., None])
+    made.select(-1, 1).add_(b)
+    return made
+
+
+def resized(x: torch.Tensor, resize: str) -> torch.Tensor:
+    """x (N, H, W, C) "up": twice the size, by nearest; or "down": means of four pixels."""
+    planes = x.permute(0, 3, 1, 2)
+    made = enlarged(planes) if resize == "up" else nn.functional.avg_pool2d(planes, 2)
+    return made.permute(0, 2, 3, 1).contiguous()
 
 
 Rest = tuple[torch.Tensor, ...]

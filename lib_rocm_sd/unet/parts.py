@@ -15,10 +15,12 @@ from torch import nn
 
 
 class Timed(NamedTuple):
-    """A layer of the time embedding, and the convolution that its values are added to."""
+    """A layer of the time embedding, and the convolution that its values are added to; None where
+    they are scales and shifts.
+    """
 
     layer: nn.Linear
-    conv: nn.Conv2d
+    conv: nn.Conv2d | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,9 @@ class Resnet:
     """conv2(silu(norm2(conv1(silu(norm1(x))) + embed(silu(emb))))) + shortcut(x).
 
     `embed` None: no time embedding. `embed_silu` False: it comes with SiLU applied. `shortcut` is a
-    1x1 convolution, or None for x itself.
+    1x1 convolution, or None for x itself. `modulates`: conv2(silu(norm2(conv1(..)) (1 + a) + b)),
+    where a and b are the halves of embed(silu(emb)). `resize`: "up" or "down" where x, and what is
+    given to conv1, are first made twice the size (nearest), or half of it (means).
     """
 
     norm1: nn.GroupNorm
@@ -36,10 +40,14 @@ class Resnet:
     norm2: nn.GroupNorm
     conv2: nn.Conv2d
     shortcut: nn.Conv2d | None
+    modulates: bool = False
+    resize: str = ""
 
     @cached_property
     def timed(self) -> Timed | None:
-        return None if self.embed is None else Timed(self.embed, self.conv1)
+        if self.embed is None:
+            return None
+        return Timed(self.embed, None if self.modulates else self.conv1)
 
     def leaves(self) -> list[nn.Module]:
         found = (self.norm1, self.conv1, self.embed, self.norm2, self.conv2, self.shortcut)

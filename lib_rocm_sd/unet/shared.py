@@ -23,6 +23,7 @@ from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.graphs.device import is_free, stream_of
 from lib_rocm_sd.graphs.programs import Graphs
+from lib_rocm_sd.ops.group_norm.formula import wide_of
 from lib_rocm_sd.ops.linear.problem import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.parts import Attention, Timed
@@ -110,7 +111,7 @@ class Embeddings(_Shared[_EmbeddingStep]):
 
     def _alone(self, active: torch.Tensor, timed: Timed) -> torch.Tensor:
         made = compute.linear(begin(self._session, Routes()), "alone", active, timed.layer)
-        return made + _bias(timed).to(made.device, torch.float32)
+        return _with_biases(made, [] if timed.conv is None else [_bias(timed).to(made.device)])
 
     def _made(self, emb: torch.Tensor) -> dict[Timed, tuple[_Facts, torch.Tensor]]:
         """What all blocks add for a new embedding; empty where that cannot be."""
@@ -119,7 +120,8 @@ class Embeddings(_Shared[_EmbeddingStep]):
         if len(layers) < 2 or self._ready(layers):
             return {}
         facts = [self._facts(each) for each in timed]
-        biases = [_bias(each) for each in timed]
+        modulate = all(each.conv is None for each in timed)
+        biases = [] if modulate else [_bias(each) for each in timed]
         at = tuple(bias.data_ptr() for bias in biases)
         calls = self._calls(emb, laid(slots_of(layers)), at)
         run = partial(_embedded, layers, biases)
@@ -128,11 +130,11 @@ class Embeddings(_Shared[_EmbeddingStep]):
         return dict(zip(timed, zip(facts, parts, strict=True), strict=True))
 
     def _facts(self, timed: Timed) -> _Facts:
-        return *self._of(timed.layer), fact(timed.conv._parameters.get("bias"), self._told)
+        return *self._of(timed.layer), fact(_own_bias(timed), self._told)
 
     def _fits(self, timed: Timed, emb: torch.Tensor) -> bool:
         """False also for a bias that may change unnoticed."""
-        bias = timed.conv._parameters.get("bias")
+        bias = _own_bias(timed)
         if bias is not None and version_of(bias) is None and not self._told:
             return False
         same = bias is None or (bias.device, bias.dtype) == (emb.device, emb.dtype)
@@ -152,16 +154,23 @@ def _embedded(
     for first in range(0, len(layers), MOST_WEIGHTS):
         some = layers[first : first + MOST_WEIGHTS]
         parts.append(compute.linear(calls, str(first), active, *some))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)) + torch.cat(biases).float()
+    return _with_biases(parts[0] if len(parts) == 1 else torch.cat(parts, -1), biases)
+
+
+def _with_biases(rows: torch.Tensor, biases: list[torch.Tensor]) -> torch.Tensor:
+    """In float32 at least."""
+    return rows + torch.cat(biases).float() if biases else rows.to(wide_of(rows))
+
+
+def _own_bias(timed: Timed) -> torch.Tensor | None:
+    """The convolution's parameter."""
+    return None if timed.conv is None else timed.conv._parameters.get("bias")
 
 
 def _bias(timed: Timed) -> torch.Tensor:
-    """The convolution's: the parameter itself, or zeros."""
-    bias = timed.conv._parameters.get("bias")
-    if bias is None:
-        weight: Any = timed.layer._parameters["weight"]
-        return weight.new_zeros(timed.conv.out_channels)
-    return bias.detach()
+    """The parameter itself, or zeros."""
+    bias = _own_bias(timed)
+    return timed.layer.weight.new_zeros(len(timed.layer.weight)) if bias is None else bias.detach()
 
 
 # The prompt.

@@ -115,20 +115,23 @@ class SpatialTransformer(nn.Module):
 
 
 class Upsample(nn.Module):
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, use_conv: bool = True) -> None:
         super().__init__()
-        self.channels, self.use_conv, self.dims = channels, True, 2
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.channels, self.use_conv, self.dims = channels, use_conv, 2
+        if use_conv:
+            self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Any) -> Any:
-        return self.conv(F.interpolate(x, scale_factor=2, mode="nearest"))
+        x = F.interpolate(x, scale_factor=2, mode="nearest")
+        return self.conv(x) if self.use_conv else x
 
 
 class Downsample(nn.Module):
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, use_conv: bool = True) -> None:
         super().__init__()
-        self.channels, self.use_conv, self.dims = channels, True, 2
-        self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.channels, self.use_conv, self.dims = channels, use_conv, 2
+        conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.op = conv if use_conv else nn.AvgPool2d(kernel_size=2, stride=2)
 
     def forward(self, x: Any) -> Any:
         return self.op(x)
@@ -139,15 +142,25 @@ class TimestepBlock(nn.Module):
 
 
 class ResBlock(TimestepBlock):
-    def __init__(self, channels: int, emb_channels: int, out_channels: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        emb_channels: int,
+        out_channels: int,
+        use_scale_shift_norm: bool = False,
+        sampler: type[nn.Module] | None = None,
+    ) -> None:
         super().__init__()
         self.channels, self.out_channels = channels, out_channels
-        self.updown, self.use_scale_shift_norm = False, False
+        self.updown, self.use_scale_shift_norm = sampler is not None, use_scale_shift_norm
         self.in_layers = nn.Sequential(
             normalization(channels), nn.SiLU(), nn.Conv2d(channels, out_channels, 3, padding=1)
         )
-        self.h_upd = self.x_upd = nn.Identity()
-        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, out_channels))
+        self.h_upd, self.x_upd = (
+            nn.Identity() if sampler is None else sampler(channels, False) for _ in range(2)
+        )
+        wide = 2 * out_channels if use_scale_shift_norm else out_channels
+        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(emb_channels, wide))
         self.out_layers = nn.Sequential(
             normalization(out_channels),
             nn.SiLU(),
@@ -161,8 +174,16 @@ class ResBlock(TimestepBlock):
         return self._forward(x, emb)
 
     def _forward(self, x: Any, emb: Any) -> Any:
-        h = self.in_layers(x) + self.emb_layers(emb).type(x.dtype)[:, :, None, None]
-        return self.skip_connection(x) + self.out_layers(h)
+        h = self.in_layers[:-1](x)
+        if self.updown:
+            h, x = self.h_upd(h), self.x_upd(x)
+        h = self.in_layers[-1](h)
+        emb = self.emb_layers(emb).type(h.dtype)[:, :, None, None]
+        if self.use_scale_shift_norm:
+            scale, shift = torch.chunk(emb, 2, dim=1)
+            h = self.out_layers[0](h) * (1 + scale) + shift
+            return self.skip_connection(x) + self.out_layers[1:](h)
+        return self.skip_connection(x) + self.out_layers(h + emb)
 
 
 class TimestepEmbedSequential(nn.Sequential):
@@ -187,6 +208,8 @@ class UNetModel(nn.Module):
         context_dim: int = 48,
         depth: int = 1,
         linear: bool = False,
+        use_scale_shift_norm: bool = False,
+        resblock_updown: bool = False,
     ) -> None:
         super().__init__()
         wide, emb = 2 * channels, 4 * channels
@@ -196,24 +219,28 @@ class UNetModel(nn.Module):
         def attended(width: int) -> SpatialTransformer:
             return SpatialTransformer(width, 4, width // 4, depth, context_dim, linear)
 
+        def residual(*widths: int, sampler: type[nn.Module] | None = None) -> ResBlock:
+            return ResBlock(widths[0], emb, widths[1], use_scale_shift_norm, sampler)
+
+        def sampled(sampler: type[nn.Module], width: int) -> nn.Module:
+            return residual(width, width, sampler=sampler) if resblock_updown else sampler(width)
+
         one = TimestepEmbedSequential
         self.input_blocks = nn.ModuleList(
             [
                 one(nn.Conv2d(in_channels, channels, 3, padding=1)),
-                one(ResBlock(channels, emb, channels), attended(channels)),
-                one(Downsample(channels)),
-                one(ResBlock(channels, emb, wide)),
+                one(residual(channels, channels), attended(channels)),
+                one(sampled(Downsample, channels)),
+                one(residual(channels, wide)),
             ]
         )
-        self.middle_block = one(
-            ResBlock(wide, emb, wide), attended(wide), ResBlock(wide, emb, wide)
-        )
+        self.middle_block = one(residual(wide, wide), attended(wide), residual(wide, wide))
         self.output_blocks = nn.ModuleList(
             [
-                one(ResBlock(2 * wide, emb, wide)),
-                one(ResBlock(wide + channels, emb, wide), Upsample(wide)),
-                one(ResBlock(wide + channels, emb, channels), attended(channels)),
-                one(ResBlock(2 * channels, emb, channels), attended(channels)),
+                one(residual(2 * wide, wide)),
+                one(residual(wide + channels, wide), sampled(Upsample, wide)),
+                one(residual(wide + channels, channels), attended(channels)),
+                one(residual(2 * channels, channels), attended(channels)),
             ]
         )
         last = nn.Conv2d(channels, 4, 3, padding=1)

@@ -20,6 +20,7 @@ from lib_rocm_sd.commands import little_model
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.hosts.diffusers import unet as unet_host
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.unet.takeover import take_over
 
 BF16 = torch.bfloat16
 
@@ -213,3 +214,13 @@ def test_a_unet_whose_weights_are_brought_by_groups_is_diffusers(pipeline: Any) 
     for name in list(unet._diffusers_hook.hooks):
         unet._diffusers_hook.remove_hook(name)
     assert not hook.ready([unet.conv_in])
+
+
+@pytest.mark.parametrize("kernel", ["fir", "sde_vp"])
+def test_a_residual_block_that_samples_otherwise_is_diffusers(kernel: str) -> None:
+    from diffusers.models.resnet import ResnetBlock2D
+
+    block = ResnetBlock2D(in_channels=32, temb_channels=16, groups=8, up=True, kernel=kernel)
+    taken = take_over(nn.Sequential(block.to(BF16).eval()))
+    assert "upsample is missing" in str(taken.report()[0])
+    taken.give_back()

@@ -21,12 +21,16 @@ pytest.importorskip("diffusers")
 STEPS, IMAGES = 8, 16
 """At least so many of each are compared."""
 HALVES = [torch.bfloat16, pytest.param(torch.float16, marks=needs_half)]
-FAMILIES = ["SD 1.5", "SD 2", "SDXL", "inpainting", "ldm", "ldm linear", "ldm deep", "ldm 9"]
+FAMILIES = [
+    *("SD 1.5", "SD 2", "SDXL", "inpainting", "Kandinsky"),
+    *("ldm", "ldm linear", "ldm deep", "ldm 9", "ldm resized"),
+]
 LDM: dict[str, dict[str, Any]] = {
     "ldm": {},
     "ldm linear": {"linear": True},
     "ldm deep": {"linear": True, "depth": 2},
     "ldm 9": {"in_channels": 9},
+    "ldm resized": {"use_scale_shift_norm": True, "resblock_updown": True},
 }
 
 

@@ -68,6 +68,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "projection_class_embeddings_input_dim": 6 * 8 + 16,
     },
     "inpainting": {"in_channels": 9},
+    "Kandinsky": {
+        "resnet_time_scale_shift": "scale_shift",
+        "down_block_types": ("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+        "mid_block_type": "UNetMidBlock2DSimpleCrossAttn",
+        "up_block_types": ("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
+        "attention_head_dim": 8,
+    },
 }
 """diffusers' UNets by name: what differs from SMALL."""
 

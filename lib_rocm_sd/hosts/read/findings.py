@@ -347,6 +347,17 @@ class Findings:
         self.untouched(module, name)
         self.class_forward(type(module), name)
 
+    def mean_of_four(self, owner: Any, path: str, within: str) -> None:
+        """Notes what does not give the means of two by two pixels."""
+        module, name = _at(owner, path, within)
+        if type(module) is not nn.AvgPool2d:
+            self.add(f"{name} is {_described(module)}, not an AvgPool2d")
+            return
+        self.untouched(module, name)
+        self.class_forward(nn.AvgPool2d, name)
+        expected = {"kernel_size": 2, "stride": 2, "padding": 0, "ceil_mode": False}
+        self.settings(module, name, {**expected, "divisor_override": None})
+
     def settings(
         self, module: Any, name: str, expected: Mapping[str, Any], *, watched: bool = True
     ) -> None:

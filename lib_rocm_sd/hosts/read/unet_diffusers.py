@@ -24,15 +24,9 @@ PROCESSORS = {
 HOME = "diffusers.models.attention_processor"
 TORCHS = "AttnProcessor2_0"
 """It calls torch's attention without a scale, whatever that of its module."""
-_PLAIN_RESNET = {
-    "up": False,
-    "down": False,
-    "upsample": None,
-    "downsample": None,
-    "time_embedding_norm": "default",
-    "pre_norm": True,
-    "output_scale_factor": 1.0,
-}
+_PLAIN_RESNET = {"pre_norm": True, "output_scale_factor": 1.0}
+_MODULATED = "scale_shift"
+_RESIZED = ("upsample", "downsample")
 _PLAIN_ATTENTION = {
     "norm_q": None,
     "norm_k": None,
@@ -167,9 +161,15 @@ class Diffusers(Ldm):
 
     def resnet(self, found: Findings, module: Any) -> Resnet | None:
         layers = ("norm1", "conv1", "time_emb_proj", "norm2", "dropout", "conv2", "nonlinearity")
-        if not self.begins(found, module, "block", 0, (*layers, "conv_shortcut")):
+        if not self.begins(found, module, "block", 0, (*layers, "conv_shortcut", *_RESIZED)):
             return None
         found.settings(module, "block", _PLAIN_RESNET)
+        modulates = getattr(module, "time_embedding_norm", "") == _MODULATED
+        if not modulates:
+            found.settings(module, "block", {"time_embedding_norm": "default"})
+        found.watch(module, *_RESIZED)
+        there = [key for key in _RESIZED if getattr(module, key, None) is not None]
+        resize = self.resizes(found, module, there[0]) if there else ""
         found.silu(module, "nonlinearity")
         found.no_dropout(module, "dropout")
         norm1, conv1 = found.group_norm(module, "norm1"), found.conv(module, "conv1")
@@ -181,8 +181,11 @@ class Diffusers(Ldm):
             shortcut = found.conv(module, "conv_shortcut", kernel=1)
         if norm1 is None or conv1 is None or norm2 is None or conv2 is None:
             return None
+        if modulates and embed is None:
+            found.add("scales and shifts without a time embedding")
+            return None
         silu = not getattr(module, "skip_time_act", False)
-        return Resnet(norm1, conv1, embed, silu, norm2, conv2, shortcut)
+        return Resnet(norm1, conv1, embed, silu, norm2, conv2, shortcut, modulates, resize)
 
     def is_plain_attention(self, found: Findings, module: Any, name: str) -> bool:
         """The same, with a processor whose arithmetic ours does."""

@@ -115,17 +115,31 @@ class Ldm:
     """What a call asks for, by the name of what reads its block; see Kind.bind."""
 
     def begins(
-        self, found: Findings, module: Any, name: str, number: int, children: Iterable[str]
+        self,
+        found: Findings,
+        module: Any,
+        name: str,
+        number: int,
+        children: Iterable[str],
+        root: bool = True,
     ) -> bool:
-        """Whether the block is of the class that it has to be of, the `number`th of `classes`."""
-        return found.block(module, name, (self.classes[number],), children, root=True)
+        """Whether it is of the class that it has to be of, the `number`th of `classes`. `root`:
+        see Findings.block.
+        """
+        return found.block(module, name, (self.classes[number],), children, root=root)
 
     def resnet(self, found: Findings, module: Any) -> Resnet | None:
         layers = ("in_layers", "emb_layers", "out_layers", "skip_connection")
         if not self.begins(found, module, "block", 0, (*layers, "h_upd", "x_upd")):
             return None
-        expected = ("updown", "use_scale_shift_norm", "exchange_temb_dims", "skip_t_emb")
+        expected = ("exchange_temb_dims", "skip_t_emb")
         found.settings(module, "block", dict.fromkeys(expected, False))
+        modulates = bool(getattr(module, "use_scale_shift_norm", False))
+        resize = ""
+        if getattr(module, "updown", False):
+            resize, other = (self.resizes(found, module, key) for key in ("h_upd", "x_upd"))
+            if resize != other:
+                found.add("h_upd and x_upd differ")
         lists = zip(layers, (3, 2, 4), strict=False)
         if not all([found.listed(module, name, "", count) for name, count in lists]):
             return None
@@ -142,7 +156,19 @@ class Ldm:
             shortcut = found.conv(module, "skip_connection", kernel=1)
         if norm1 is None or conv1 is None or embed is None or norm2 is None or conv2 is None:
             return None
-        return Resnet(norm1, conv1, embed, True, norm2, conv2, shortcut)
+        return Resnet(norm1, conv1, embed, True, norm2, conv2, shortcut, modulates, resize)
+
+    def resizes(self, found: Findings, module: Any, name: str) -> str:
+        """What a residual block's sampler, which has no weights, does: see Resnet."""
+        sampler = getattr(module, name)
+        up = type(sampler).__name__ == self.classes[3]
+        keys = self.up_convs if up else self.down_convs
+        if not self.begins(found, sampler, name, 3 if up else 4, () if up else keys, root=False):
+            return ""
+        found.settings(sampler, name, {**self.sampler_settings, "use_conv": False})
+        if not up:
+            found.mean_of_four(sampler, keys[0], name)
+        return "up" if up else "down"
 
     def transformer(self, found: Findings, module: Any) -> Transformer | None:
         children = ("norm", "proj_in", "transformer_blocks", "proj_out")
@@ -442,10 +468,16 @@ class Forge(Comfy):
     }
 
     def begins(
-        self, found: Findings, module: Any, name: str, number: int, children: Iterable[str]
+        self,
+        found: Findings,
+        module: Any,
+        name: str,
+        number: int,
+        children: Iterable[str],
+        root: bool = True,
     ) -> bool:
-        self._look_at_code(found, module, "sampler" if name == "sampler" else "block")
-        return super().begins(found, module, name, number, children)
+        self._look_at_code(found, module, "block" if name == "transformer" else name)
+        return super().begins(found, module, name, number, children, root)
 
     def block(self, found: Findings, module: Any) -> Block | None:
         """A part that does more than is known is called as it is."""

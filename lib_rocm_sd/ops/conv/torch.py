@@ -75,11 +75,11 @@ def convolved(
     kind: str, image: torch.Tensor, weight: torch.Tensor, band: Band | None = None
 ) -> torch.Tensor:
     """The bare convolution (N, Ho, Wo, Co), contiguous, of a channels-last image (N, Ci, H, W)."""
-    made = formula.convolve_plain(kind, image, weight, band, enlarge=_copied)
+    made = formula.convolve_plain(kind, image, weight, band, enlarge=enlarged)
     return made.contiguous()
 
 
-def _copied(image: torch.Tensor) -> torch.Tensor:
+def enlarged(image: torch.Tensor) -> torch.Tensor:
     """formula.enlarged, by copies of eight bytes at once: torch's own kernel for channels-last
     images finds the pixel of each value anew.
     """

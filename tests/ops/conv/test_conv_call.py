@@ -196,7 +196,7 @@ def test_an_image_is_enlarged_as_torch_does_it(shape: tuple[int, ...], dtype: to
         "some channels": drawn.to(memory_format=torch.channels_last)[:, : channels // 2],
     }
     for name, image in images.items():
-        made, expected = library._copied(image), formula.enlarged(image)
+        made, expected = library.enlarged(image), formula.enlarged(image)
         assert torch.equal(made, expected), name
-    dense = library._copied(images["dense"])
+    dense = library.enlarged(images["dense"])
     assert dense.is_contiguous(memory_format=torch.channels_last)
