@@ -218,22 +218,26 @@ def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Te
 
 def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
     """How a block is computed in this call."""
-    own = _may_attend(parts.self_attention, parts.attn1, call.plain_own, means)
-    context, cross, columns = call.context, None, None
+    context, own, cross = call.context, None, None
+    if _fits(call) or not parts.crosses_twice:
+        own = _may_attend(parts.self_attention, parts.attn1, call.plain_own, means)
     if _fits(call):
         cross = _may_attend(parts.cross_attention, parts.attn2, call.plain_cross, means)
     whole = own is not None and parts.feed_forward is not None
     whole = whole and (cross is not None or parts.attn2 is None)
     given: dict[str, torch.Tensor] = {}
     held: tuple[Any, ...] = ()
-    if cross is not None and context is not None:
-        ready = means.prompts.of(context, cross)
-        if ready is None:
+    columns: dict[Attention, tuple[int, int]] = {}
+    for part in parts.crossing():
+        if context is None or part not in (own, cross):
+            continue
+        ready = means.prompts.of(context, part)
+        if ready is None or given.setdefault("prompt", ready.rows) is not ready.rows:
             given["context"] = context
         else:
-            given["prompt"], columns, held = ready.rows, ready.side.columns[cross], (ready.side,)
-        if call.mask is not None:
-            given["mask"] = call.mask
+            columns[part], held = ready.side.columns[part], (ready.side,)
+    if cross is not None and call.mask is not None:
+        given["mask"] = call.mask
     return Plan(partial(_block, parts, call, own, cross, columns), given, held, whole)
 
 
@@ -242,33 +246,37 @@ def _block(
     call: BlockCall,
     own: Attention | None,
     cross: Attention | None,
-    columns: tuple[int, int] | None,
+    columns: Mapping[Attention, tuple[int, int]],
     calls: Calls,
     x: torch.Tensor,
     mine: bool = False,
     **given: torch.Tensor,
 ) -> torch.Tensor:
-    """Run a transformer block on x (N, tokens, C). `cross` reads `columns` of the prompt, which
-    hold its keys and values, or else the context, or else x. `own`, `cross` None: the host's
-    modules are called. `mine`: x may be written to. In between, x is (N * tokens, C), a stream to
-    which products are added.
+    """Run a transformer block on x (N, tokens, C). `cross` reads its `columns` of the prompt, which
+    hold its keys and values, or else the context, or else x; so does `own`, of one that crosses
+    twice. `own`, `cross` None: the host's modules are called. `mine`: x may be written to. In
+    between, x is (N * tokens, C), a stream to which products are added.
     """
     shape, batch = x.shape, x.shape[0]
     x = x.reshape(-1, shape[2])
     normed, x, rest = compute.layer_norm(calls, "norm1", x, parts.norm1)
+
+    def read(part: Attention) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if part in columns:
+            return normed, given["prompt"].narrow(1, *columns[part])
+        return given["context"].flatten(0, 1) if "context" in given else normed, None
+
     if own is not None:
-        x, rest = _attended(calls, "own", own, normed, normed, x, mine, batch)
+        rows, made = read(own) if parts.crosses_twice else (normed, None)
+        x, rest = _attended(calls, "own", own, normed, rows, x, mine, batch, made)
     else:
         rest = (_theirs(parts.attn1, normed, shape, call.own),)
     if parts.norm2 is not None and parts.attn2 is not None:
         keeps = cross is None
         normed, x, rest = compute.layer_norm(calls, "norm2", x, parts.norm2, rest, keeps=keeps)
         if cross is not None:
-            rows, made, mask = normed, None, given.get("mask")
-            if columns is not None:
-                made = given["prompt"].narrow(1, *columns)
-            elif "context" in given:
-                rows = given["context"].flatten(0, 1)
+            rows, made = read(cross)
+            mask = given.get("mask")
             x, more = _attended(calls, "cross", cross, normed, rows, x, True, batch, made, mask)
             rest += more
         else:

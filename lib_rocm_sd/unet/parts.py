@@ -85,6 +85,7 @@ class Block:
 
     `self_attention`, `cross_attention`, `feed_forward`: None where ours cannot compute what the
     module does, which is then called as it is. `attn2` and `norm2` are None where there is none.
+    `crosses_twice`: attn1 is given the context, too.
     """
 
     norm1: nn.LayerNorm
@@ -96,6 +97,7 @@ class Block:
     self_attention: Attention | None
     cross_attention: Attention | None
     feed_forward: FeedForward | None
+    crosses_twice: bool = False
 
     def leaves(self) -> list[nn.Module]:
         """Those whose parameters we read."""
@@ -106,7 +108,12 @@ class Block:
     def joint(self) -> tuple[nn.Linear, ...]:
         """Layers of the same rows, side by side in one product: none, or those of attention."""
         own = self.self_attention
-        return () if own is None else (own.to_q, own.to_k, own.to_v)
+        return () if own is None or self.crosses_twice else (own.to_q, own.to_k, own.to_v)
+
+    def crossing(self) -> tuple[Attention, ...]:
+        """Those of the context."""
+        own = self.self_attention if self.crosses_twice else None
+        return tuple(each for each in (own, self.cross_attention) if each is not None)
 
 
 @dataclass(frozen=True, eq=False)

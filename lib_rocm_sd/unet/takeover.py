@@ -89,9 +89,9 @@ class UnetTakeover:
         """Tell what the blocks share whose layers it is made for, as they were read last."""
         ours = [each.parts for each in self._stand_ins.values() if each.is_put_in]
         timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
-        crossing = (each.cross_attention for each in ours if isinstance(each, Block))
         self._embeddings.timed = tuple(each for each in timed if each is not None)
-        self._prompts.parts = tuple(each for each in crossing if each is not None)
+        blocks = (each for each in ours if isinstance(each, Block))
+        self._prompts.parts = tuple(part for each in blocks for part in each.crossing())
 
     def _take(self, module: nn.Module, kind: Kind, anew: bool) -> None:
         current = vars(module).get("forward")

@@ -22,7 +22,7 @@ STEPS, IMAGES = 8, 16
 """At least so many of each are compared."""
 HALVES = [torch.bfloat16, pytest.param(torch.float16, marks=needs_half)]
 FAMILIES = [
-    *("SD 1.5", "SD 2", "SDXL", "inpainting", "Kandinsky"),
+    *("SD 1.5", "SD 2", "SDXL", "inpainting", "x4 upscaler", "Kandinsky"),
     *("ldm", "ldm linear", "ldm deep", "ldm 9", "ldm resized"),
 ]
 LDM: dict[str, dict[str, Any]] = {

@@ -68,6 +68,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "projection_class_embeddings_input_dim": 6 * 8 + 16,
     },
     "inpainting": {"in_channels": 9},
+    "x4 upscaler": {"only_cross_attention": True},
     "Kandinsky": {
         "resnet_time_scale_shift": "scale_shift",
         "down_block_types": ("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 import lib_rocm_sd.hosts.read.peft  # noqa: F401 - knows the layers of adapters
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_ldm import Ldm, Options, end_call
-from lib_rocm_sd.unet.parts import BlockCall, ImageCall, Resnet, TransformerCall
+from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Resnet, TransformerCall
 
 PROCESSORS = {
     "AttnProcessor2_0": False,
@@ -95,7 +96,8 @@ def block_call(
     more = dict(cross_attention_kwargs or {})
     if more.pop("gligen", None) is not None:
         return None
-    own = {"encoder_hidden_states": None, "attention_mask": attention_mask, **more}
+    read = encoder_hidden_states if getattr(module, "only_cross_attention", False) else None
+    own = {"encoder_hidden_states": read, "attention_mask": attention_mask, **more}
     cross = {
         "encoder_hidden_states": encoder_hidden_states,
         "attention_mask": encoder_attention_mask,
@@ -137,7 +139,6 @@ class Diffusers(Ldm):
     transformer_settings: ClassVar[Options] = {"is_input_continuous": True}
     block_settings: ClassVar[Options] = {
         "norm_type": "layer_norm",
-        "only_cross_attention": False,
         "pos_embed": None,
         "_chunk_size": None,
     }
@@ -186,6 +187,10 @@ class Diffusers(Ldm):
             return None
         silu = not getattr(module, "skip_time_act", False)
         return Resnet(norm1, conv1, embed, silu, norm2, conv2, shortcut, modulates, resize)
+
+    def block(self, found: Findings, module: Any) -> Block | None:
+        made, crosses = super().block(found, module), getattr(module, "only_cross_attention", False)
+        return replace(made, crosses_twice=True) if made is not None and crosses else made
 
     def is_plain_attention(self, found: Findings, module: Any, name: str) -> bool:
         """The same, with a processor whose arithmetic ours does."""
