@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,19 +22,23 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.runtime import build, clang, process, source
 from lib_rocm_sd.trials.conductor import Conductor
+from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import FAULTED, PASSED, Verdict
 from tests.real_hip import debian
 from tests.runtime.code_objects import SCALE
 from tests.trials.scaling import SCALING, Scaling
+from tests.trials.world import World
 from tests.verify import thunk
-from tests.verify.amdgpu import launch
+from tests.verify.amdgpu import executor, launch
+from tests.waiting import wait_until
 from tools import debian_hip
 
 RELEASE = "bookworm"
 SPEC = KernelSpec(SCALE, "scale", (("THREADS", 64),))
 OPS = ("attention", "conv 3x3", "group norm", "layer norm", "linear")
+LIMIT_S, HANG_LIMIT_S = 600, 3
 FILL = "__amd_rocclr_fillBufferAligned"
 ASKED = """
 import json, sys
@@ -158,11 +163,20 @@ def test_the_runtime_does_what_it_is_asked(
 def tried(row: Arch, subject: Subject) -> Verdict:
     library = debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"]
     place = Place(0, "hip", "Card of paper", row, str(library), ())
-    ((_, verdict),) = Conductor(place, class_limit_s=600).run([subject])
+    ((_, verdict),) = Conductor(place, class_limit_s=LIMIT_S).run([subject])
     return verdict
 
 
-def scaling(row: Arch, patch: pytest.MonkeyPatch, spec: KernelSpec = SPEC) -> Subject:
+def changed(folder: Path, former: str, new: str) -> KernelSpec:
+    """The toy op's kernel with a mistake."""
+    made = KernelSpec(str(folder / "wrong.hip"), "scale", SPEC.defines)
+    text = source.flatten(SCALE)
+    assert former in text
+    Path(made.source).write_text(text.replace(former, new), encoding="utf-8")
+    return made
+
+
+def scaling_of(row: Arch, patch: pytest.MonkeyPatch, spec: KernelSpec = SPEC) -> Subject:
     """The toy op, compiled from `spec`."""
     code = build.CodeObject(launch.built(spec, row), "clang", True, 0.0)
     patch.setattr(build, "build", lambda spec, arch: code)
@@ -173,7 +187,7 @@ def scaling(row: Arch, patch: pytest.MonkeyPatch, spec: KernelSpec = SPEC) -> Su
 def test_a_trial_passes(
     row: Arch, paper: thunk.Paper, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdict = tried(row, scaling(row, monkeypatch))
+    verdict = tried(row, scaling_of(row, monkeypatch))
     assert verdict.outcome == PASSED and verdict.error is not None, verdict.reason
     assert [name for name, _, _ in paper.launched].count("scale") >= 3
 
@@ -193,6 +207,49 @@ def test_a_trial_of_an_op_passes(
     assert {spec.entry for spec in subject.specs} & {entry for entry, _, _ in paper.launched}
 
 
+@pytest.mark.parametrize("row", ["gfx1030"], indirect=True)
+def test_a_hang_is_ended_and_remembered(
+    row: Arch,
+    paper: thunk.Paper,
+    fresh_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Its dispatch never completes, so the child waits within HIP's own synchronisation."""
+    monkeypatch.setattr(executor, "MOST_STEPS", 10_000)
+    endless = changed(tmp_path, "p.out[i] =", "for (;;) ((volatile float*)p.out)[i] =")
+    library = str(debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"])
+    place = Place(0, "hip", "Card of paper", row, library, ())
+    scaling_of(row, monkeypatch, endless)
+    receive = Link.receive
+
+    def once_it_hangs(link: Link, limit_s: float) -> dict[str, Any] | None:
+        answer = receive(link, limit_s)
+        return answer if wait_until(lambda: paper.wrong or not _is_trying(answer)) else None
+
+    monkeypatch.setattr(Link, "receive", once_it_hangs)
+    world = World(place, tmp_path / "journal", HANG_LIMIT_S)
+    assert world.run() == "torch"
+    world.settled()
+    assert world.run() == "torch" and world.launch.count == 0
+    said = f"hung: Scaling(count=128, factor=2.0, dtype='float32'): no answer within {HANG_LIMIT_S}"
+    assert said in world.why()
+    assert ["not at an end" in each for each in paper.wrong] == [True]
+    later = World(place, tmp_path / "journal", LIMIT_S)
+    assert later.run() == later.run(3.0) == "torch" and later.children == 0
+    assert later.why() == world.why() and "we stopped testing" in later.why(3.0)
+    scaling_of(row, monkeypatch)
+    assert later.gate.ask() == 2  # the user has pressed "Check this card"
+    later.settled()
+    assert later.run() == later.run(3.0) == "rocm_sd"
+    for each in (world, later):
+        each.gate.stop()
+
+
+def _is_trying(answer: dict[str, Any] | None) -> bool:
+    return answer is not None and answer["kind"] == "trying"
+
+
 def test_an_address_outside_of_memory_is_the_runtimes_own_fault(
     row: Arch,
     paper: thunk.Paper,
@@ -200,10 +257,8 @@ def test_an_address_outside_of_memory_is_the_runtimes_own_fault(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    text = source.flatten(SCALE).replace("p.out[i] =", "p.out[i + (i64(1) << 44)] =")
-    wrong = KernelSpec(str(tmp_path / "wrong.hip"), "scale", SPEC.defines)
-    Path(wrong.source).write_text(text, encoding="utf-8")
-    verdict = tried(row, scaling(row, monkeypatch, wrong))
+    wrong = changed(tmp_path, "p.out[i] =", "p.out[i + (i64(1) << 44)] =")
+    verdict = tried(row, scaling_of(row, monkeypatch, wrong))
     assert verdict.outcome == FAULTED
     assert "Memory access fault by GPU node-1" in verdict.reason
     assert len(paper.wrong) == 1 and "lie in no buffer" in paper.wrong[0]

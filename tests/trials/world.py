@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.trials import conductor
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import Gate
 from lib_rocm_sd.trials.journal import Journal
@@ -50,7 +52,10 @@ class Launching:
 class World:
     """An engine with a gate, whose card is the stand-in's."""
 
-    def __init__(self, place: Place, journal: Path) -> None:
+    def __init__(
+        self, place: Place, journal: Path, class_limit_s: float = conductor.CLASS_LIMIT_S
+    ) -> None:
+        self.class_limit_s = class_limit_s
         self.launch = Launching()
         self.said: list[str] = []
         self.renewed = 0
@@ -61,7 +66,7 @@ class World:
         self.journal = Journal(journal)
         self.user = User(
             Engine(
-                identify=lambda device: GFX1100,
+                identify=lambda device: replace(GFX1100, gfx=place.arch.gfx, arch=place.arch),
                 launcher=lambda device, arch: self.launch,
                 free=lambda device, headroom: 1 << 40,
             )
@@ -83,7 +88,7 @@ class World:
 
     def _conductor(self, place: Place, **how: Any) -> Conductor:
         self.children += 1
-        return Conductor(place, spawn=self._spawn, **how)
+        return Conductor(place, spawn=self._spawn, class_limit_s=self.class_limit_s, **how)
 
     def _spawn(self) -> Link:
         self.links.append(Link())

@@ -32,6 +32,10 @@ class LaunchError(ExecutionError):
     """A launch that a driver refuses, or that is not what the code object was compiled for."""
 
 
+class EndlessError(ExecutionError):
+    """A kernel that does not end, or not within the executor's patience: a hang."""
+
+
 class OutOfBoundsError(ExecutionError):
     """An access outside of every buffer, of LDS or of scratch."""
 

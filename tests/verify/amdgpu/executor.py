@@ -15,7 +15,12 @@ from tests.verify.amdgpu import limits, loader
 from tests.verify.amdgpu.atomics import compile_atomic
 from tests.verify.amdgpu.control import BARRIER, END, SPLIT, compile_control
 from tests.verify.amdgpu.decode import Instruction
-from tests.verify.amdgpu.errors import ExecutionError, HazardError, UnsupportedError
+from tests.verify.amdgpu.errors import (
+    EndlessError,
+    ExecutionError,
+    HazardError,
+    UnsupportedError,
+)
 from tests.verify.amdgpu.hazards import LdsMemory
 from tests.verify.amdgpu.lds import LdsSpace, LdsTraffic, compile_lds
 from tests.verify.amdgpu.loader import FloatMode, Program
@@ -239,9 +244,9 @@ class _Run:
                 b.epoch += 1
                 self.space.races.passed(b)
             batch, ready, stops, most = self.schedule.chosen(ready + passed)
-            left -= self._go(batch, stops, most, ready, waiting)
+            left -= self._go(batch, stops, min(most, left + 1), ready, waiting)
             if left < 0:
-                raise ExecutionError(f"not at an end after {MOST_STEPS} instructions")
+                raise EndlessError(f"not at an end after {MOST_STEPS} instructions")
 
     def _begun(self, groups: Any) -> Waves:
         program, per_group = self.program, self.waves_per_group
