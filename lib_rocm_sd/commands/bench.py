@@ -12,7 +12,7 @@ import torch
 
 from lib_rocm_sd import __version__
 from lib_rocm_sd.checks import UsageError
-from lib_rocm_sd.commands import distributed
+from lib_rocm_sd.commands import bench_models, distributed
 from lib_rocm_sd.commands.standalone import Standalone
 from lib_rocm_sd.commands.support import add_device, check_writable, device_of
 from lib_rocm_sd.device import identify
@@ -43,6 +43,7 @@ BENCHMARKS = {
     "attention": attention.BENCHMARK,
     **call.BENCHMARKS,
     **TABLES,
+    "models": bench_models.BENCHMARK,
     "unet": unet.BENCHMARK,
     "vae": vae.BENCHMARK,
 }
@@ -74,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--case",
         action="append",
         metavar="TEXT",
-        help="of attention, its gradients, norms, linear and unet: only cases with this in name or "
-        "shape",
+        help="of attention, its gradients, norms, linear, unet and models: only cases with this in "
+        "name or shape",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the result here")
     parser.add_argument("--plot", metavar="FILE", help="of attention and vae: draw it as SVG")
@@ -87,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     attention.add_arguments(parser.add_argument_group("attention"))
     vae.add_arguments(parser.add_argument_group("vae"), unet.KEYS)
+    bench_models.add_arguments(parser.add_argument_group("models"))
     add = parser.add_argument_group("speed").add_argument
     add("--what", nargs="+", choices=WHAT, default=list(WHAT), help="default: all of them")
     add("--preset", choices=PRESETS, help="default: quick, with --sizes custom")
@@ -97,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a variant of ours was wrong, 2 on bad options."""
     if args.runs is not None and args.runs < 1:
         raise UsageError("--runs must be at least 1")
-    if args.case and args.op not in ("attention", "unet", *TABLES):
+    if args.case and args.op not in ("attention", "unet", "models", *TABLES):
         raise UsageError(f"--case: {args.op} has no cases to choose among")
     check_writable(args, "json", "plot")
     device = device_of(args)
@@ -120,7 +122,7 @@ def main(args: argparse.Namespace) -> int:
         **_versions(),
         "runs": setting.runs,
         "timing": "device events" if device.type == "cuda" else "perf_counter",
-        **({"dtype": args.dtype} if args.op in ("unet", "vae") else {}),
+        **({"dtype": args.dtype} if args.op in ("unet", "vae", "models") else {}),
     }
     return benchmark.run(bench, args, setting, machine, _heading)
 

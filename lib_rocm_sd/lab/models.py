@@ -98,7 +98,7 @@ def unet(model: str, device: torch.device, dtype: torch.dtype, seed: int = 1) ->
     module = module.to(dtype).to_empty(device=device).eval().requires_grad_(False)
     generator = torch.Generator(device).manual_seed(seed)
     for child in module.modules():
-        _fill(child, generator)
+        fill(child, generator)
 
     def arguments(width: int, height: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         seeded = torch.Generator(device).manual_seed(seed)
@@ -117,11 +117,13 @@ def unet(model: str, device: torch.device, dtype: torch.dtype, seed: int = 1) ->
     return Unet(module, device, dtype, arguments)
 
 
-def _fill(module: nn.Module, generator: torch.Generator) -> None:
-    """Weights by the share of their inputs; norms that change nothing; small biases."""
+def fill(module: nn.Module, generator: torch.Generator) -> None:
+    """A module's own weights, not its children's, by the share of their inputs; norms that change
+    nothing; small biases.
+    """
     is_norm = isinstance(module, (nn.GroupNorm, nn.LayerNorm))
     for name, parameter in module.named_parameters(recurse=False):
-        if is_norm:
+        if is_norm or (name == "weight" and parameter.ndim == 1):  # RMSNorm is of many classes
             parameter.fill_(float(name == "weight"))
         elif parameter.ndim > 1:
             share = math.prod(parameter.shape[1:]) ** -0.5

@@ -72,7 +72,11 @@ class Row:
     compile_s: float = NAN  # what torch.compile took
     ms_per_megapixel: float = NAN
     gpu_ms: float = NAN  # what the device worked
+    wall_ms: float = NAN  # of a step among others
     submit_ms: float = NAN  # until the call returns
+    of_eager: float = NAN  # time over torch's
+    of_plain: float = NAN  # time over that of the same way of the model without what is done to it
+    blocks: str = ""  # how many are ours
     launches: int = 0  # kernels and copies
     rms: float = NAN  # root mean square of the difference, over that of the exact values
     shift: float = NAN  # the error of a channel's mean

@@ -192,13 +192,13 @@ def measure(
             row = replace(row, first_ms=fresh[0], second_ms=fresh[1])
         clean(device)
         row = replace(row, kept_mib=(allocated(device) + _pooled(device) - before) / 2**20)
-        row = _compared(row, step().cpu(), right)
+        row = compared(row, step().cpu(), right)
         row = replace(row, told=tuple(runner.told()))
         if row.reason:
             return row
         count = 1 if wall_ms(step, device) > LONG_MS else STEPS
         times = [wall_ms(step, device, count) for _ in range(runs if count > 1 else 2)]
-        row = replace(row, **spread(times), submit_ms=_submit_ms(step, device, runs))
+        row = replace(row, **spread(times), submit_ms=submit_ms(step, device, runs))
         peak = Peak(device)
         if device.type == "cuda":
             step()
@@ -209,7 +209,8 @@ def measure(
     return tried(Row(case=str(case), way=way.name), device, figures)
 
 
-def _compared(row: Row, output: torch.Tensor, right: torch.Tensor | None) -> Row:
+def compared(row: Row, output: torch.Tensor, right: torch.Tensor | None) -> Row:
+    """The row with its errors to what is `right`, or with the reason why its output is wrong."""
     if not bool(output.isfinite().all()):
         return replace(row, reason="wrong: the output has NaN or infinity")
     if right is None:
@@ -220,7 +221,8 @@ def _compared(row: Row, output: torch.Tensor, right: torch.Tensor | None) -> Row
     return replace(row, error=largest, rms=rms)
 
 
-def _submit_ms(step: Any, device: torch.device, runs: int) -> float:
+def submit_ms(step: Any, device: torch.device, runs: int) -> float:
+    """What a step takes until it returns, of a device that has nothing to do; NaN of the CPU."""
     if device.type != "cuda":
         return math.nan
     times = []
