@@ -386,15 +386,15 @@ class Card:
         with self._amid(kind) as replica:
             return float(replica.fetch(replica.limits.call_s)["ms"])
 
-    def arrived(self, kind: Hashable) -> None:
-        """Wait until it has written its part of an exchange."""
+    def waited(self, kind: Hashable, waited_s: float) -> None:
+        """Amid a call: see Replica.waited."""
         with self._amid(kind) as replica:
-            replica.arrived(replica.limits.call_s)
+            replica.waited(waited_s)
 
-    def say(self, kind: Hashable, word: str) -> None:
-        """Amid a call: see Replica.say."""
+    def stop(self, kind: Hashable) -> None:
+        """Amid a call: see Replica.stop."""
         with self._amid(kind) as replica:
-            replica.say(word)
+            replica.stop()
 
     @contextmanager
     def _amid(self, kind: Hashable) -> Iterator[Replica]:

@@ -17,7 +17,7 @@ from lib_rocm_sd import console
 from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.trials.child import quiet
 
-AMID = ("go", "stop")
+STOP = "stop"
 """What is said amid a call, to those who wait for the others."""
 
 
@@ -34,20 +34,20 @@ def main() -> int:
     def write(answer: dict[str, Any], number: Any) -> None:
         answers.write(json.dumps({**answer, "number": number}).encode() + b"\n")
 
-    def meet(number: Any) -> None:
-        write({"kind": "met"}, number)
-        if inbox.get()["kind"] != "go":
-            raise RankError("the others have stopped")
+    def look(waited_s: float) -> None:
+        with suppress(queue.Empty):
+            if inbox.get_nowait()["kind"] == STOP:
+                raise RankError("the others have stopped")
 
     while True:
         message = inbox.get()
-        if message["kind"] in AMID:  # of a call that has failed here
+        if message["kind"] == STOP:  # of a call that has failed here
             continue
         try:
             if worker is None:
                 from lib_rocm_sd.cards.worker import Worker
 
-                worker = Worker(message, meet)
+                worker = Worker(message, look)
             answer = worker.answer(message)
         except Exception as error:
             answer = _failed(error)

@@ -44,6 +44,7 @@ NO_ROOM = "this card has too little memory for its part"
 NOT_FINITE = "a picture by several cards had NaN or infinity"
 MOST_REASONS = 3
 _NUMBERS = count()
+"""Of boards, and of their turns."""
 Alone = Callable[[], torch.Tensor]
 
 
@@ -136,8 +137,9 @@ class Decoding(Work):
         if is_recording(self.home):
             raise NotDividedError("somebody records this decode")
         cards = 1 + len(self.members)
-        row = max(size.width * size.channels for size in links.sizes) * links.itemsize
-        if row > row_bytes(board_bytes(cards), cards):
+        # An edge's row of an image, and statistics of all its rows: 16 bytes a channel of 4 rows.
+        most = max((s.width * links.itemsize + 4 * s.height) * s.channels for s in links.sizes)
+        if most > row_bytes(board_bytes(cards), cards):
             raise NotDividedError(WIDE)
         subject.look()
         if subject.reasons:
@@ -212,7 +214,7 @@ class Decoding(Work):
             for member in members:
                 if not member.is_there:
                     with suppress(RankError):
-                        member.say(kind, "stop")
+                        member.stop(kind)
             if isinstance(error, Interrupted) or not isinstance(error, Exception):
                 raise
             if not isinstance(error, RankError):  # else it has said why
@@ -226,26 +228,22 @@ class Decoding(Work):
     ) -> Board:
         """The others have been asked; what one exchanges with them. Raises RankError."""
         board = self._the_board()
+        turn = next(_NUMBERS)
         more: dict[str, Any] = {
             "scale": kind.scale,
             "parts": parts,
             "board": [self._number, board.name, board.size],
+            "turn": turn,
         }
         for rank, member in enumerate(members, 1):
             if not member.begin(kind, {"image": image}, 0, {**more, "rank": rank}):
                 raise RankError(member.why_not(kind))
 
-        def meet() -> None:
-            """Each other one goes on when all have written; of two, this one need not wait."""
-            if len(members) == 1:
-                members[0].say(kind, "go")
+        def look(waited_s: float) -> None:
             for member in members:
-                member.arrived(kind)
-            if len(members) > 1:
-                for member in members:
-                    member.say(kind, "go")
+                member.waited(kind, waited_s)
 
-        return Board(board, 0, len(parts), self.home, meet)
+        return Board(board, 0, len(parts), self.home, turn, look)
 
     def _the_board(self) -> Shared:
         """Raises OSError."""

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from lib_rocm_sd.cards import meeting
 from lib_rocm_sd.cards.meeting import FAILED, Member, Pulse
+from lib_rocm_sd.cards.memory import MOST_TENSORS, blank, described
 from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.cards.shares import Part, split
 from lib_rocm_sd.report import report
@@ -146,6 +147,21 @@ class Group:
         with self.named(sum(tensor.numel() for tensor in outgoing.values())):
             works = dist.batch_isend_irecv(calls) if calls else []
         return Waiting(self, works, lambda: (received, outgoing)[0])
+
+    def exchange(self, sent: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        """See Ranks. Shapes go by the CPUs' memory, so that no device is waited for."""
+        own = torch.stack([described(sent.get(rank, ())) for rank in range(self.size)])
+        received = {
+            rank: blank(each[self.rank], self.device)
+            for rank, each in enumerate(self.gather(own))
+            if rank != self.rank
+        }
+        for place in range(MOST_TENSORS):
+            self.start_swap(
+                {rank: each[place] for rank, each in sent.items() if len(each) > place},
+                {rank: each[place] for rank, each in received.items() if len(each) > place},
+            ).wait()
+        return received
 
     def objects(self, own: Any) -> list[Any]:
         """All ranks' objects, pickled: for facts, not for images."""

@@ -96,11 +96,23 @@ def settle(device: torch.device) -> None:
 
 AREA_BYTES = 16 << 20
 """Bytes of one process in one exchange; larger data is exchanged in pieces."""
+SPIN_S, PAUSE_S, LOOK_S = 0.02, 0.0002, 0.005
+"""How long a process looks for the others' flags again and again, how long it sleeps between two
+looks from then on, and how often it asks whether the others are still there.
+"""
+MOST_EXCHANGES = 1 << 20
+"""Of one board."""
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MOST_TENSORS, _MOST_DIMS = 2, 5
+_HEADER = MOST_TENSORS * (2 + _MOST_DIMS)
+_HEADER_BYTES = ALIGNMENT
 
 
 class Board:
     """The Ranks that are processes of one machine: each writes, all wait for all, each reads.
-    `meet()` waits until all have written.
+
+    `turn`: greater than that of every board before it in this memory. While this one waits for the
+    others, `look(waited_s)` is called now and then: it raises RankError where one has failed.
 
     Memory that was read in one exchange is written again in the one after the next. So who writes
     there knows by the exchange between that all others have read.
@@ -112,14 +124,19 @@ class Board:
         rank: int,
         size: int,
         device: torch.device,
-        meet: Callable[[], None],
+        turn: int,
+        look: Callable[[float], None],
     ) -> None:
         self.rank, self.size = rank, size
         self.busy_ms = 0.0
         """What this process took between exchanges."""
-        self._shared, self._device, self._meet = shared, device, meet
+        self._shared, self._device, self._look = shared, device, look
+        self._others = [other for other in range(size) if other != rank]
         self._area = area_bytes(shared.size, size)
-        self._exchanges = 0
+        # A flag is how many exchanges its process has written for, in a cache line of its own.
+        flags = shared.tensor(2 * size * self._area, (size, ALIGNMENT // 8), torch.int64)
+        self._flags: Any = flags.numpy()[:, 0]
+        self._exchanges = turn * MOST_EXCHANGES
         self._since = time.perf_counter()
 
     def concatenate(self, own: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
@@ -134,55 +151,93 @@ class Board:
         flat = [part.view(-1) for part in parts]
         count = self._area // own.element_size()
         for first in range(0, max(len(part) for part in flat), count):
-            pieces = {rank: part[first : first + count] for rank, part in enumerate(flat)}
-            self._exchange({self.rank: pieces.pop(self.rank)}, pieces, 0)
+            pieces = [part[first : first + count] for part in flat]
+            self._place(self.rank, 0, pieces[self.rank]).copy_(pieces[self.rank], non_blocking=True)
+            self._meet()
+            for rank in self._others:
+                pieces[rank].copy_(self._place(rank, 0, pieces[rank]), non_blocking=True)
+            self._exchanges += 1
         return torch.cat(parts, dim)
 
-    def start_swap(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
-    ) -> Board:
-        """Send a tensor to each rank of `sent`, fill those of `received`. Raises ValueError where
-        one is larger than `row_bytes`.
-        """
-        each = row_bytes(self._shared.size, self.size)
-        if any(tensor.nbytes > each for tensor in (*sent.values(), *received.values())):
-            raise ValueError(f"more than {each} bytes are exchanged at once")
-        self._exchange(sent, received, each)
-        return self
-
-    def wait(self) -> None:
-        """A swap is done when it has begun."""
-
-    def _exchange(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], each: int
-    ) -> None:
-        """What is for rank r lies `r * each` bytes after the begin of the sender's area."""
-        for rank, tensor in sent.items():
-            place = self._place(self.rank, rank * each, tensor)
-            place.copy_(tensor, non_blocking=True)
-        settle(self._device)
-        self.busy_ms += 1000 * (time.perf_counter() - self._since)
+    def exchange(self, sent: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        """See Ranks. ValueError where more than `row_bytes` are for one rank."""
+        for rank, tensors in sent.items():
+            places = self._places(self.rank, rank, tensors)
+            places[0].copy_(described(tensors))
+            for place, tensor in zip(places[1:], tensors, strict=True):
+                place.copy_(tensor, non_blocking=True)
         self._meet()
-        self._since = time.perf_counter()
-        for rank, tensor in received.items():
-            tensor.copy_(self._place(rank, self.rank * each, tensor), non_blocking=True)
+        received = {}
+        for rank in self._others:
+            received[rank] = blank(self._places(rank, self.rank, [])[0], self._device)
+            places = self._places(rank, self.rank, received[rank])
+            for place, tensor in zip(places[1:], received[rank], strict=True):
+                tensor.copy_(place, non_blocking=True)
         self._exchanges += 1
+        return received
+
+    def _places(
+        self, sender: int, receiver: int, tensors: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Where the sender's description of its tensors for the receiver lies, and they."""
+        most = row_bytes(self._shared.size, self.size)
+        offset, end = receiver * (most + _HEADER_BYTES), _HEADER_BYTES
+        places = [self._place(sender, offset, torch.empty(_HEADER, dtype=torch.int64))]
+        for tensor in tensors:
+            places.append(self._place(sender, offset + end, tensor))
+            end += aligned(tensor.nbytes)
+        if end > most + _HEADER_BYTES:
+            raise ValueError(f"more than {most} bytes are exchanged at once")
+        return places
 
     def _place(self, rank: int, offset: int, like: torch.Tensor) -> torch.Tensor:
         area = self._exchanges % 2 * self.size + rank
         return self._shared.tensor(area * self._area + offset, like.shape, like.dtype)
 
+    def _meet(self) -> None:
+        """Wait until all have written."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        begin = looked_s = time.perf_counter()
+        self.busy_ms += 1000 * (begin - self._since)
+        self._flags[self.rank] = self._exchanges + 1
+        while any(self._flags[other] <= self._exchanges for other in self._others):
+            now_s = time.perf_counter()
+            if now_s - looked_s > LOOK_S:
+                self._look(now_s - begin)
+                looked_s = now_s
+            time.sleep(0 if now_s - begin < SPIN_S else PAUSE_S)
+        self._since = time.perf_counter()
+
+
+def described(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """int64 numbers on the CPU, as many for any tensors, of which `blank` makes such tensors."""
+    numbers: list[int] = []
+    for tensor in tensors:
+        shape = [*tensor.shape, *[0] * (_MOST_DIMS - tensor.ndim)]
+        numbers += [1 + _DTYPES.index(tensor.dtype), tensor.ndim, *shape]
+    return torch.tensor(numbers + [0] * (_HEADER - len(numbers)))
+
+
+def blank(description: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """Tensors without values, as they were `described`."""
+    made = []
+    for dtype, dims, *shape in description.view(MOST_TENSORS, -1).tolist():
+        if dtype:
+            made.append(torch.empty(shape[:dims], dtype=_DTYPES[dtype - 1], device=device))
+    return made
+
 
 def board_bytes(size: int) -> int:
     """Bytes of shared memory for `size` processes."""
-    return 2 * size * AREA_BYTES
+    return 2 * size * AREA_BYTES + size * ALIGNMENT
 
 
 def area_bytes(shared: int, size: int) -> int:
     """What one of `size` processes has of `shared` bytes in an exchange."""
-    return shared // (2 * size) // ALIGNMENT * ALIGNMENT
+    return (shared - size * ALIGNMENT) // (2 * size) // ALIGNMENT * ALIGNMENT
 
 
 def row_bytes(shared: int, size: int) -> int:
     """The most that one process can send to another in an exchange."""
-    return area_bytes(shared, size) // size // ALIGNMENT * ALIGNMENT
+    return (area_bytes(shared, size) // size - _HEADER_BYTES) // ALIGNMENT * ALIGNMENT

@@ -5,7 +5,7 @@ feeds or ranks of torch.distributed: how they exchange tensors, and how one of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lib_rocm_sd.errors import RocmSdError
 
@@ -42,8 +42,8 @@ class Ranks(Protocol):
         """All ranks' tensors along `dim`, where rank r has `sizes[r]` of it."""
         ...
 
-    def start_swap(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
-    ) -> Any:
-        """Send a tensor to each rank of `sent`, fill those of `received`; done after `.wait()`."""
+    def exchange(self, sent: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        """By rank, the tensors that each other one sends here. `sent`: for each of them up to two,
+        contiguous, of any shape and of floating point.
+        """
         ...

@@ -222,14 +222,14 @@ class Replica:
             answer = self._link.receive(0.0)
         except TimeoutError:
             return None
-        return None if self._is_amid(answer) else self._understood(answer)
+        return self._understood(answer)
 
     def fetch(self, limit_s: float) -> dict[str, Any]:
         """The answer to what was asked. Raises LostError, after the limit too, and FailedError."""
-        end = time.monotonic() + limit_s
-        while self._is_amid(answer := self._received(end - time.monotonic(), "to", limit_s)):
-            pass
-        return self._understood(answer)
+        try:
+            return self._understood(self._link.receive(limit_s))
+        except TimeoutError:
+            raise self._late("to", limit_s) from None
 
     def build(self, blueprint: Blueprint, manner: Manner, part: str = UNET) -> None:
         """Make it another such module, without weights. Raises LostError and FailedError."""
@@ -302,30 +302,23 @@ class Replica:
         result = [self._out, answer["dtype"], answer["shape"]]
         self._ask("compare", result=result, expected=expected, most=most)
 
-    def arrived(self, limit_s: float) -> None:
-        """Wait until it has written its part of an exchange. Raises as `fetch`, and FailedError
-        where it cannot.
+    def waited(self, waited_s: float) -> None:
+        """Amid a call, after so long for its part of an exchange: raises LostError, after the limit
+        too, and FailedError where it will not come.
         """
-        answer = self._received(limit_s, "amid", limit_s)
-        if not self._is_amid(answer):
-            self._understood(answer)
+        if self.poll() is not None:
             raise FailedError("it is done before the others are")
+        if waited_s > self.limits.call_s:
+            raise self._late("amid", self.limits.call_s)
 
-    def say(self, kind: str) -> None:
-        """Amid a call: `go`, all have written, or `stop`. Raises LostError."""
-        self._link.send({"kind": kind, "number": self._number})
+    def stop(self) -> None:
+        """Let it make no more of the call that it is amid. Raises LostError."""
+        self._link.send({"kind": "stop", "number": self._number})
 
-    def _received(self, left_s: float, when: str, limit_s: float) -> dict[str, Any]:
-        """The next answer, for which `left_s` of `limit_s` are left. Raises LostError."""
-        try:
-            return self._link.receive(left_s)
-        except TimeoutError:
-            self._link.kill()
-            why = f"no answer {when} '{self.waits_for}' within {limit_s:g} s"
-            raise LostError(why) from None
-
-    def _is_amid(self, answer: Mapping[str, Any]) -> bool:
-        return answer["kind"] == "met" and answer.get("number") == self._number
+    def _late(self, when: str, limit_s: float) -> LostError:
+        """It is ended, since it has not answered."""
+        self._link.kill()
+        return LostError(f"no answer {when} '{self.waits_for}' within {limit_s:g} s")
 
     def made(self, answer: Mapping[str, Any]) -> Made:
         """The result of a call, by its answer."""

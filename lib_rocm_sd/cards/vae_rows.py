@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 
@@ -46,6 +47,16 @@ class SharedRun:
         rows = [(first * by, last * by) for first, last in self.parts]
         return [*rows[:-1], (rows[-1][0], height)]
 
+    def needs(self, image: int) -> list[Rows]:
+        """By rank, of an image, what its part of the next one is convolved from; no rows for
+        attention, and after the last one.
+        """
+        following = self.run.chain.steps[image : image + 1]
+        if not following or isinstance(following[0], AttentionStep):
+            return [(first, first) for first, _ in self.rows(image)]
+        height = self.run.chain.sizes[image].height
+        return [needed_rows(following[0].kind, rows, height) for rows in self.rows(image + 1)]
+
 
 def _smallest(chain: Chain) -> int:
     """Rows of the smallest image."""
@@ -68,23 +79,16 @@ def make_shared(shared: SharedRun, image: torch.Tensor) -> torch.Tensor:
     run, me = shared.run, shared.ranks.rank
     chain = run.chain
     images: dict[int, torch.Tensor] = {}
-    source = InputRows(image, run.dtype)
+    x = InputRows(image, run.dtype).read(shared.needs(0)[me])
     for index, step in enumerate(chain.steps, 1):
-        own = shared.rows(index)[me]
+        own, needed = shared.rows(index)[me], shared.needs(index)[me]
         if isinstance(step, AttentionStep):
-            images[index] = _attend(shared, index, images[index - 1])
+            whole = _attend(shared, index, images[index - 1])
+            images[index] = whole[:, own[0] : own[1]].contiguous()
+            x = whole[:, needed[0] : needed[1]].contiguous()
         else:
-            needed = [
-                needed_rows(step.kind, rows, chain.sizes[index - 1].height)
-                for rows in shared.rows(index)
-            ]
-            if index == 1:
-                x = source.read(needed[me])
-            else:
-                x = _fetch(shared.ranks, images[index - 1], shared.rows(index - 1), needed)
-            action = Action(index, own, needed[me], own, ())
             before = images[index - 2] if step.residual else None
-            images[index] = _convolve(shared, action, x, before)
+            images[index], x = _convolve(shared, index, x, before)
         images.pop(index - 2, None)
         run.tick()
     channels = chain.recipe.out_channels
@@ -94,35 +98,48 @@ def make_shared(shared: SharedRun, image: torch.Tensor) -> torch.Tensor:
 
 
 def _convolve(
-    shared: SharedRun, action: Action, x: torch.Tensor, before: torch.Tensor | None
-) -> torch.Tensor:
-    """The action's rows; notes the norm of the whole image where its reader wants one."""
-    run, image = shared.run, action.image
-    wanted = run.ready[image - 1].next_norm is not None
-    y, statistics = launch(run, action, x, before, None, wanted, False)
-    if wanted:
-        assert statistics is not None
-        norm = norm_of(run, image, [_whole_statistics(shared, statistics)])
-        assert norm is not None
-        run.norms[image] = norm
-    return y
-
-
-def _whole_statistics(shared: SharedRun, own: torch.Tensor) -> torch.Tensor:
-    """All ranks' statistics, see bands.joined. Another config may have another number of parts, and
-    another variant another number of phases; how many goes by the CPU's memory, so that no device
-    is waited for.
+    shared: SharedRun, image: int, x: torch.Tensor, before: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's rows of an image, and those that its part of the next one needs, which begin
+    and end in the same memory. Notes the whole image's norm where its reader wants one.
     """
-    mine, size = torch.tensor([own.shape[1:3]]), shared.ranks.size
-    counts = [(int(a), int(b)) for a, b in shared.ranks.concatenate(mine, [1] * size, 0)]
-    if len({phases for phases, _ in counts}) == 1:
-        return shared.ranks.concatenate(own, [parts for _, parts in counts], 2)
-    sizes = [phases * parts for phases, parts in counts]
-    return shared.ranks.concatenate(own.flatten(1, 2), sizes, 1).unsqueeze(1)
+    run, ranks, all_rows, needs = shared.run, shared.ranks, shared.rows(image), shared.needs(image)
+    me, size = ranks.rank, run.chain.sizes[image]
+    own, needed = all_rows[me], needs[me]
+    top, end = min(own[0], needed[0]), max(own[1], needed[1])
+    room = x.new_empty((len(x), end - top, size.width, size.channels))
+    action = Action(image, own, shared.needs(image - 1)[me], own, ())
+    wanted = run.ready[image - 1].next_norm is not None
+    y = room[:, own[0] - top : own[1] - top]
+    _, statistics = launch(run, action, x, before, y, wanted, False)
+    parts = [] if statistics is None else [statistics]
+    sent: dict[int, list[torch.Tensor]] = {}
+    edges: dict[int, torch.Tensor | None] = {}
+    for other in (other for other in range(ranks.size) if other != me):
+        first, last = _both(own, needs[other])
+        rows = [y[:, first - own[0] : last - own[0]]] if first < last else []
+        sent[other] = [*parts, *rows]
+        first, last = _both(all_rows[other], needed)
+        edges[other] = room[:, first - top : last - top] if first < last else None
+    if wanted or any(
+        first < last
+        for mine, theirs in permutations(range(ranks.size), 2)
+        for first, last in [_both(all_rows[mine], needs[theirs])]
+    ):
+        received = ranks.exchange(sent)
+        for other, edge in edges.items():
+            if edge is not None:
+                edge.copy_(received[other][-1])
+        if statistics is not None:
+            received[me] = parts
+            norm = norm_of(run, image, [received[rank][0] for rank in range(ranks.size)])
+            assert norm is not None
+            run.norms[image] = norm
+    return y, room[:, needed[0] - top : needed[1] - top]
 
 
 def _attend(shared: SharedRun, image: int, own: torch.Tensor) -> torch.Tensor:
-    """Attention over all pixels: this rank's rows."""
+    """Attention over all pixels: the whole image, on each rank."""
     run, ranks, parts = shared.run, shared.ranks, shared.rows(image)
     ready, sizes = run.ready[image - 1], [last - first for first, last in parts]
     assert isinstance(ready, ReadyAttention)
@@ -136,30 +153,7 @@ def _attend(shared: SharedRun, image: int, own: torch.Tensor) -> torch.Tensor:
     norm = norm_after(ready, x, run.session)
     if norm is not None:
         run.norms[image] = norm
-    return x[:, first:last].contiguous()
-
-
-def _fetch(
-    ranks: Ranks, own: torch.Tensor, has: Sequence[Rows], needs: Sequence[Rows]
-) -> torch.Tensor:
-    """This rank's needed rows of an image (N, H, W, C) of which rank r has the rows `has[r]`."""
-    me = ranks.rank
-    sent, received = {}, {}
-    for other in range(ranks.size):
-        theirs, mine = _both(has[me], needs[other]), _both(has[other], needs[me])
-        if other == me:
-            continue
-        if theirs[0] < theirs[1]:
-            sent[other] = own[:, theirs[0] - has[me][0] : theirs[1] - has[me][0]]
-        if mine[0] < mine[1]:
-            shape = (own.shape[0], mine[1] - mine[0], *own.shape[2:])
-            received[other] = own.new_empty(shape)
-    ranks.start_swap(sent, received).wait()
-    own_rows = _both(has[me], needs[me])
-    pieces = [received[other] for other in sorted(received) if other < me]
-    pieces.append(own[:, own_rows[0] - has[me][0] : own_rows[1] - has[me][0]])
-    pieces += [received[other] for other in sorted(received) if other > me]
-    return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces, 1)
+    return x
 
 
 def _both(one: Rows, other: Rows) -> Rows:

@@ -40,15 +40,15 @@ _ATTENTIONS = ("CrossAttention", "MemoryEfficientCrossAttention")
 
 
 class Worker:
-    """On one device. `opening`: the first message. `meet(number)`: amid the call of that number,
-    waits until all who compute it have written their parts of an exchange; raises where they stop.
+    """On one device. `opening`: the first message. `look(waited_s)`: asked while a call waits for
+    the others who compute it; raises RankError where they have stopped.
     """
 
-    def __init__(self, opening: Message, meet: Callable[[int], None]) -> None:
+    def __init__(self, opening: Message, look: Callable[[float], None]) -> None:
         cache.set_directory(opening["cache"])  # a card of the host's kind finds all that it needs
         self._device = torch.device(opening["device"])
         self._shared = Shared(int(opening["bytes"]), opening["memory"])
-        self._meet = meet
+        self._look = look
         self.unet: CopiedUnet | None = None
         self.decoder: CopiedDecoder | None = None
         self._board: tuple[int, Shared] | None = None
@@ -200,7 +200,7 @@ class Worker:
         parts = [(first, last) for first, last in message["parts"]]
         ranks = Board(
             *(self._attached(*message["board"]), message["rank"], len(parts), self._device),
-            lambda: self._meet(message["number"]),
+            *(message["turn"], self._look),
         )
         self.decoder.together(image, message["scale"], parts, ranks)
         return ranks.busy_ms

@@ -274,7 +274,7 @@ class Full:
     def concatenate(self, *given: Any) -> Any:
         raise MemoryError("out of memory")
 
-    start_swap = concatenate
+    exchange = concatenate
 
 
 def test_a_rank_without_memory_does_not_go_on_alone() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lib_rocm_sd import cache
-from lib_rocm_sd.cards import child, worker
+from lib_rocm_sd.cards import child, memory, worker
 
 PLAN = Path(sys.argv[-1])
 
@@ -43,16 +44,15 @@ class Faulty(worker.Worker):
 
     def _fail_amid(self, fault: str) -> None:
         """At the fifth exchange from now on."""
-        whole, left = self._meet, [5]
+        whole, numbers = memory.Board._meet, count(1)
 
-        def meet(number: int) -> None:
-            left[0] -= 1
-            if not left[0]:
-                self._meet = whole
+        def meet(board: memory.Board) -> None:
+            if next(numbers) == 5:
+                memory.Board._meet = whole  # type: ignore[method-assign]
                 _fail(fault)
-            whole(number)
+            whole(board)
 
-        self._meet = meet
+        memory.Board._meet = meet  # type: ignore[assignment, method-assign]
 
 
 def _fail(fault: str) -> None:

@@ -1,70 +1,77 @@
-"""What processes exchange through a board: images in pieces, statistics of any number of phases."""
+"""What processes exchange through a board: images in pieces, tensors of any shape."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from lib_rocm_sd.cards import vae_rows as shared
 from lib_rocm_sd.cards.memory import Board, Shared
-from lib_rocm_sd.vae.bands import joined
+from lib_rocm_sd.cards.ranks import RankError
 from tests.several.help import CPU, LIMIT_S
 
 
-@pytest.mark.parametrize(
-    ("shapes", "whole"), [(((2, 1), (2, 3)), (2, 4)), (((4, 2), (1, 5)), (1, 13))]
-)
-def test_statistics_of_two_cards(shapes: Any, whole: tuple[int, int]) -> None:
-    """(phases, parts) of each; what both have is all parts, phase after phase if they agree."""
-    given = [torch.randn(1, *shape, 3, 4) for shape in shapes]
-
-    def join(board: Board) -> torch.Tensor:
-        return shared._whole_statistics(
-            cast("Any", SimpleNamespace(ranks=board)), given[board.rank]
-        )
-
-    for found in _by_two(Shared(1 << 14), join):
-        assert found.shape == (1, *whole, 3, 4)
-        assert torch.equal(found.flatten(1, 2), joined(given))
-
-
-def _by_two(memory: Shared, run: Callable[[Board], Any]) -> list[Any]:
+def _by_two(memory: Shared, run: Callable[[Board], Any], turn: int = 0) -> list[Any]:
     """What two ranks in two threads make, of which one reads while the other writes again."""
-    barrier, found = threading.Barrier(2), {}
+    results: dict[int, Any] = {}
+
+    def look(waited_s: float) -> None:
+        if waited_s > LIMIT_S:
+            raise RankError("the other one does not come")
 
     def start(rank: int) -> None:
-        def meet() -> None:
-            barrier.wait(LIMIT_S)
-            time.sleep(0.01 * rank)
-
-        found[rank] = run(Board(memory, rank, 2, CPU, meet))
+        time.sleep(0.01 * rank)
+        results[rank] = run(Board(memory, rank, 2, CPU, turn, look))
 
     threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    return [found[rank] for rank in range(2)]
+    return [results[rank] for rank in range(2)]
 
 
 def test_a_board_in_pieces() -> None:
     """An image larger than what is exchanged at once."""
     whole = torch.arange(5 * 7 * 30, dtype=torch.int32).view(1, 5, 7, 30)
 
-    def exchange(board: Board) -> tuple[torch.Tensor, torch.Tensor]:
-        rank = board.rank
-        together = board.concatenate(whole.split([3, 2], 1)[rank], [3, 2], 1)
-        got = torch.zeros(4, dtype=torch.int32)
-        board.start_swap({1 - rank: torch.full_like(got, rank)}, {1 - rank: got}).wait()
-        with pytest.raises(ValueError, match="more than 512 bytes"):
-            board.start_swap({1 - rank: torch.zeros(513, dtype=torch.uint8)}, {})
-        return together, got
+    def exchange(board: Board) -> torch.Tensor:
+        return board.concatenate(whole.split([3, 2], 1)[board.rank], [3, 2], 1)
 
-    for rank, (together, got) in enumerate(_by_two(Shared(2 * 2 * 1024), exchange)):
-        assert torch.equal(together, whole) and got.tolist() == [1 - rank] * 4
+    for together in _by_two(Shared(2 * 2 * 1024 + 512), exchange):
+        assert torch.equal(together, whole)
+
+
+def test_tensors_of_other_shapes() -> None:
+    """Each rank says by itself what it sends; a memory's second picture has other shapes."""
+    memory = Shared(2 * 2 * 4096 + 512)
+    for turn, dtype in enumerate((torch.float16, torch.bfloat16)):
+        given = [
+            [torch.randn(1, 2 + turn, 1, 3, 4), torch.randn(1, 2, 5, 8).to(dtype)],
+            [torch.randn(1, 1, 4, 3, 4)],
+        ]
+
+        def exchange(board: Board, given: Any = given) -> list[Any]:
+            mine = board.rank
+            got = [board.exchange({1 - mine: given[mine]})[1 - mine] for _ in range(3)]
+            with pytest.raises(ValueError, match="more than 1792 bytes"):
+                board.exchange({1 - mine: [torch.zeros(512)]})
+            return [*got, board.exchange({1 - mine: []})[1 - mine]]
+
+        for rank, results in enumerate(_by_two(memory, exchange, turn)):
+            assert results.pop() == []
+            for result in results:
+                for tensor, expected in zip(result, given[1 - rank], strict=True):
+                    assert tensor.dtype == expected.dtype and torch.equal(tensor, expected)
+
+
+def test_who_waits_in_vain_is_told() -> None:
+    def lost(waited_s: float) -> None:
+        raise RankError(f"gone, after {waited_s:.0f} s")
+
+    with pytest.raises(RankError, match="gone, after 0 s"):
+        Board(Shared(1 << 14), 0, 2, CPU, 0, lost).exchange({1: []})

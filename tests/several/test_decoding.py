@@ -346,7 +346,7 @@ def test_too_little_memory_here(pictures: Pictures, monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Board, "start_swap", fail)
+        patch.setattr(Board, "exchange", fail)
         assert torch.equal(pictures.make(image), pictures.alone(image))
     assert pictures.decoding.why == f"cpu: {decodings.NO_ROOM}"
     assert torch.equal(pictures.make(image), pictures.alone(image))
