@@ -360,14 +360,18 @@ def _resample(parts: Resample, weights: ConvWeights, calls: Calls, x: torch.Tens
 
 
 def ends(parts: Ends, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:
-    """The first convolution, or the last norm, SiLU and convolution."""
-    weights = None if parts.conv is None else means.weights.of(parts.conv)
+    """The first convolution, or the last norm, SiLU and convolution; or a ControlNet's result."""
+    conv = None if parts.is_linear else parts.conv
+    weights = None if conv is None else means.weights.of(conv)
     run, held = partial(_ends, parts, weights), () if weights is None else (ref(weights),)
     return calls.recorded(run, {"x": call.x}, held)
 
 
 def _ends(parts: Ends, weights: ConvWeights | None, calls: Calls, x: torch.Tensor) -> torch.Tensor:
     x, norm = pixels(x), parts.norm
+    if parts.is_linear:
+        y = compute.linear(calls, "conv", x.view(-1, x.shape[3]), parts.conv)
+        return image(y.view(*x.shape[:3], -1))
     if weights is None:
         assert norm is not None
         return image(compute.group_norm(calls, "norm", x, norm, parts.silu))

@@ -142,11 +142,17 @@ class Resample:
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """What a UNet begins and ends with: a GroupNorm, SiLU and a 3x3 convolution, or some of it."""
+    """What a UNet begins and ends with: a GroupNorm, SiLU and a 3x3 convolution, or some of it; or
+    a 1x1 convolution, by which a ControlNet makes one of its results.
+    """
 
     norm: nn.GroupNorm | None
     silu: bool
     conv: nn.Conv2d | None
+
+    @property
+    def is_linear(self) -> bool:
+        return self.conv is not None and self.conv.kernel_size == (1, 1)
 
     def leaves(self) -> list[nn.Module]:
         return [module for module in (self.norm, self.conv) if module is not None]

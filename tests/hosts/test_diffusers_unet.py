@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -224,3 +225,62 @@ def test_a_residual_block_that_samples_otherwise_is_diffusers(kernel: str) -> No
     taken = take_over(nn.Sequential(block.to(BF16).eval()))
     assert "upsample is missing" in str(taken.report()[0])
     taken.give_back()
+
+
+@pytest.fixture(scope="module")
+def controlled() -> Pipeline:
+    """A UNet and two ControlNets."""
+    from diffusers.models.controlnets import ControlNetModel, MultiControlNetModel
+
+    keys = ("block_out_channels", "down_block_types", "layers_per_block", "cross_attention_dim")
+    given: dict[str, Any] = {key: models.SMALL[key] for key in (*keys, "norm_num_groups")}
+    given |= {"attention_head_dim": 4, "conditioning_embedding_out_channels": (16, 16, 32, 32)}
+    nets = [models.fill(ControlNetModel(**given), seed).to(BF16) for seed in (1, 2)]
+    made = Pipeline(models.diffusers_unet().to(BF16))
+    made.controlnet = MultiControlNetModel(nets)  # type: ignore[attr-defined]
+    return made
+
+
+def controlled_step(pipeline: Any, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """As diffusers' pipelines make one."""
+    given = models.in_dtype(models.diffusers_inputs(), dtype)
+    images = [models.draw(2, 3, 64, 64, seed=seed).to(dtype) for seed in (5, 6)]
+    with torch.no_grad():
+        down, mid = pipeline.controlnet(
+            **given, controlnet_cond=images, conditioning_scale=[0.7, 0.4], return_dict=False
+        )
+    added = {"down_block_additional_residuals": down, "mid_block_additional_residual": mid}
+    return models.step(pipeline.unet, {**given, **added})
+
+
+def test_the_blocks_of_controlnets_are_ours_too(controlled: Pipeline) -> None:
+    nets = controlled.controlnet.nets  # type: ignore[attr-defined]
+    theirs = controlled_step(controlled)
+    with host.patched(controlled, unet=True) as patch:
+        for _ in range(2):  # the first call of a block lays its weights
+            ours = controlled_step(controlled)
+        rows = [row for each in patch.controlnets for row in each.rows()]
+        assert len(patch.controlnets) == len(nets)
+        assert all(row.ours == row.total and not row.partly for row in rows)
+        # of each: the first convolution, and those of five results
+        assert [row.total for row in rows if row.kind == "first and last layers"] == [6, 6]
+    wide = copy.deepcopy(controlled)
+    wide.unet.float(), wide.controlnet.float()  # type: ignore[attr-defined]
+    exact = controlled_step(wide, torch.float32)
+    assert not torch.equal(ours, theirs)
+    assert models.errors(ours, exact)[1] <= 1.2 * models.errors(theirs, exact)[1]
+    assert not any("forward" in vars(module) for net in nets for module in net.modules())
+    assert torch.equal(controlled_step(controlled), theirs)
+
+
+def test_a_layer_of_a_controlnets_result_that_changes_is_called(controlled: Pipeline) -> None:
+    """As an extension may put a scale of its own there."""
+    net = controlled.controlnet.nets[0]  # type: ignore[attr-defined]
+    with host.patched(controlled, unet=True) as patch:
+        controlled_step(controlled)
+        net.controlnet_mid_block.forward = torch.zeros_like
+        ours = controlled_step(controlled)
+        last = next(row for row in patch.controlnets[0].rows() if row.kind.startswith("first"))
+        del net.controlnet_mid_block.forward
+    assert last.ours == last.total - 1
+    assert models.errors(ours, controlled_step(controlled))[0] > 0.05

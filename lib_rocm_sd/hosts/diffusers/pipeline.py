@@ -30,6 +30,8 @@ from lib_rocm_sd.modules.stand_in import is_compiling
 from lib_rocm_sd.modules.watch import Code, is_intercepted
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
+UNET, CONTROLNET = "UNet", "ControlNet"
+
 
 @dataclass(frozen=True)
 class PipelinePatch:
@@ -43,6 +45,7 @@ class PipelinePatch:
     """How many keep their own processor, whose attention is served."""
     vae: VaePatch = field(default_factory=lambda: VaePatch({}, {}))
     unet: UnetPatch = field(default_factory=UnetPatch)
+    controlnets: tuple[UnetPatch, ...] = ()
 
 
 class EngineAttnProcessor:
@@ -140,9 +143,9 @@ def patched(
     `budget_bytes`: device memory that a decode keeps to, beside the weights. Raises ValueError for
     anything else.
 
-    `unet`: True computes the blocks of a UNet in half precision, where they are known, by our
-    programs; convolution weights lie in channels-last memory meanwhile. False, until that is faster
-    wherever it was measured, leaves all of it but its attention alone.
+    `unet`: True computes the blocks of a UNet in half precision, and of its ControlNets, where they
+    are known, by our programs; convolution weights lie in channels-last memory meanwhile. False,
+    until that is faster wherever it was measured, leaves all of it but its attention alone.
 
     Each kernel is tried on the card in a process of its own before it is launched in this one,
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
@@ -167,14 +170,24 @@ def patched(
         part = VaePatch({}, {})
         if mode is not False and getattr(pipeline, "vae", None) is not None:
             part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes, session))
-        model = getattr(pipeline, "unet", None) if unet else None
-        blocks = UnetPatch()
-        if components.has_compiled(model):
-            session.report.event(f"diffusers: the UNet is left alone: {components.COMPILED}")
-        elif isinstance(model, torch.nn.Module):
-            blocks = stack.enter_context(patched_unet(model, session))
+        blocks: dict[str, list[UnetPatch]] = {UNET: [], CONTROLNET: []}
+        for name, model in _unets(pipeline) if unet else ():
+            if components.has_compiled(model):
+                session.report.event(f"diffusers: the {name} is left alone: {components.COMPILED}")
+            else:
+                blocks[name].append(stack.enter_context(patched_unet(model, session, name)))
         counts = len(found.replaced), dict(found.left), len(found.served)
-        yield PipelinePatch(*counts, part, blocks)
+        own, controls = next(iter(blocks[UNET]), UnetPatch()), tuple(blocks[CONTROLNET])
+        yield PipelinePatch(*counts, part, own, controls)
+
+
+def _unets(pipeline: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The UNet and each ControlNet, as the report calls them."""
+    control = getattr(pipeline, "controlnet", None)
+    nets = ((CONTROLNET, net) for net in getattr(control, "nets", (control,)))
+    for name, model in ((UNET, getattr(pipeline, "unet", None)), *nets):
+        if isinstance(model, torch.nn.Module):
+            yield name, model
 
 
 class Switch:

@@ -26,7 +26,9 @@ first, which would read them too soon. Read in diffusers 0.42.1, hooks/hooks.py.
 
 @dataclass(frozen=True)
 class UnetPatch:
-    """What became of a UNet's blocks; `takeover` is None where there was nothing to take over."""
+    """What became of the blocks of a UNet, or of a ControlNet; `takeover` is None where there was
+    nothing to take over.
+    """
 
     takeover: UnetTakeover | None = None
 
@@ -58,13 +60,15 @@ class DiffusersHook(Hook):
 
 
 @contextmanager
-def patched_unet(unet: nn.Module, session: Session = DEFAULT) -> Iterator[UnetPatch]:
-    """Run the blocks of `unet` as our programs inside the `with` block, by rows "UNet"."""
-    taken = take_over(unet, session.of_part("UNet"), DiffusersHook(session, unet))
+def patched_unet(
+    unet: nn.Module, session: Session = DEFAULT, part: str = "UNet"
+) -> Iterator[UnetPatch]:
+    """Run the blocks of `unet` as our programs inside the `with` block, by rows `part`."""
+    taken = take_over(unet, session.of_part(part), DiffusersHook(session, unet))
     left = [(row.kind, *why) for row in taken.report() for why in row.left.items()]
     if left:
         told = ", ".join(f"{count} x {kind} ({why})" for kind, why, count in left)
-        session.report.event(f"diffusers: blocks of the UNet left alone: {told}")
+        session.report.event(f"diffusers: blocks of the {part} left alone: {told}")
     try:
         yield UnetPatch(taken)
     finally:

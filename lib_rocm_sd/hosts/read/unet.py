@@ -11,7 +11,7 @@ from torch import nn
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
-from lib_rocm_sd.hosts.read.unet_ldm import Comfy, Forge, Ldm
+from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet import blocks
@@ -96,16 +96,23 @@ _KINDS = {family: _kinds(family, reader) for family, reader in _READERS.items()}
 
 
 def blocks_of(model: nn.Module) -> list[tuple[nn.Module, Kind]]:
-    """The blocks of a UNet, each with its kind, in its own order."""
-    families = (cls.__module__.partition(".")[0] for cls in type(model).__mro__)
+    """The blocks of a UNet, or of a ControlNet, each with its kind, in its own order."""
+    inner = list(_within(model, set()))
+    classes = [
+        cls for each in (model, *(block for block, _ in inner[:1])) for cls in type(each).__mro__
+    ]
+    families = (cls.__module__.partition(".")[0] for cls in classes)
     family = next((name for name in families if name in _READERS), "")
     found: dict[nn.Module, Kind] = {}
     for path in _READERS[family].ends if family else ():
         try:
-            found[model.get_submodule(path)] = _KINDS[family][-1]
+            end = model.get_submodule(path)
         except AttributeError:
             continue
-    return [*found.items(), *_within(model, set(found))]
+        is_list = isinstance(end, (nn.ModuleList, nn.Sequential)) and path in OUTPUTS
+        ends = [each for each in end.modules() if isinstance(each, nn.Conv2d)] if is_list else [end]
+        found.update(dict.fromkeys(ends, _KINDS[family][-1]))
+    return [*found.items(), *inner]
 
 
 def _within(module: nn.Module, taken: set[nn.Module]) -> Iterator[tuple[nn.Module, Kind]]:

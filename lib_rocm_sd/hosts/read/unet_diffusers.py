@@ -12,7 +12,7 @@ from torch import nn
 
 import lib_rocm_sd.hosts.read.peft  # noqa: F401 - knows the layers of adapters
 from lib_rocm_sd.hosts.read.findings import Findings
-from lib_rocm_sd.hosts.read.unet_ldm import Ldm, Options, end_call
+from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Ldm, Options, end_call
 from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Resnet, TransformerCall
 
 PROCESSORS = {
@@ -135,7 +135,7 @@ class Diffusers(Ldm):
         *("ResnetBlock2D", "Transformer2DModel", "BasicTransformerBlock"),
         *("Upsample2D", "Downsample2D"),
     )
-    ends: ClassVar[tuple[str, ...]] = ("conv_in", "conv_norm_out", "conv_out")
+    ends: ClassVar[tuple[str, ...]] = ("conv_in", "conv_norm_out", "conv_out", *OUTPUTS)
     transformer_settings: ClassVar[Options] = {"is_input_continuous": True}
     block_settings: ClassVar[Options] = {
         "norm_type": "layer_norm",

@@ -42,6 +42,8 @@ OVERRIDE = "optimized_attention_override"
 """An option: what Neo's attention functions call in their place, as ComfyUI's do."""
 _SHAPE = "activations_shape"
 """An option that ComfyUI's and reForge's transformers give their blocks."""
+OUTPUTS = ("zero_convs", "middle_block_out", "controlnet_down_blocks", "controlnet_mid_block")
+"""Where ControlNets have the 1x1 convolutions that make their results."""
 Options = Mapping[str, Any]
 _Part = TypeVar("_Part")
 
@@ -93,7 +95,7 @@ class Ldm:
         *("Upsample", "Downsample"),
     )
     """Names of the classes of residual blocks, transformers, their blocks, and samplers."""
-    ends: ClassVar[tuple[str, ...]] = ("input_blocks.0.0", "out")
+    ends: ClassVar[tuple[str, ...]] = ("input_blocks.0.0", "out", *OUTPUTS)
     """Where a UNet's first and last layers are."""
     transformer_settings: ClassVar[Options] = {}
     block_settings: ClassVar[Options] = {"disable_self_attn": False}
@@ -279,7 +281,8 @@ class Ldm:
             norm = found.group_norm(module, "", "norm")
             return None if norm is None else Ends(norm, False, None)
         if isinstance(beneath(module), nn.Conv2d):
-            conv = found.conv(module, "", "conv")
+            kernel = 1 if beneath(module).kernel_size == (1, 1) else 3
+            conv = found.conv(module, "", "conv", kernel)
             return None if conv is None else Ends(None, False, conv)
         if not found.listed(module, "", "out", 3):
             return None
