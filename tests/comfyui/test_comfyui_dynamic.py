@@ -104,7 +104,7 @@ def test_nothing_is_loaded_where_no_block_could_be_ours(comfy: Any, loader: Load
 
 
 def test_a_vae_that_is_dynamic_says_how_it_could_be_ours(comfy: Any, card: Engine) -> None:
-    weights = fill(comfy.sd.AutoencoderKL(widths=comfy.sd.WIDTHS)).state_dict()
+    weights = fill(comfy.sd.AutoencoderKL(ddconfig=comfy.sd.CONFIG, embed_dim=4)).state_dict()
     vae = comfy.sd.VAE(sd=weights)
     vae.patcher = comfy.patcher.ModelPatcherDynamic(vae.first_stage_model, None, None)
     vae.patcher.patch_model()

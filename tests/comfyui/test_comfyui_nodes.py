@@ -45,7 +45,7 @@ def model_of(comfy: Any) -> Any:
 
 
 def vae_of(comfy: Any) -> Any:
-    weights = fill(comfy.sd.AutoencoderKL(widths=comfy.sd.WIDTHS)).state_dict()
+    weights = fill(comfy.sd.AutoencoderKL(ddconfig=comfy.sd.CONFIG, embed_dim=4)).state_dict()
     return comfy.sd.VAE(sd=weights)
 
 

@@ -29,7 +29,7 @@ PARTS = {"VAE decode", "VAE encode"}
 def vae(comfy: Any) -> Iterator[Any]:
     """ComfyUI's, made and used in inference mode as ComfyUI does it."""
     with torch.inference_mode():
-        weights = fill(comfy.sd.AutoencoderKL(widths=comfy.sd.WIDTHS)).state_dict()
+        weights = fill(comfy.sd.AutoencoderKL(ddconfig=comfy.sd.CONFIG, embed_dim=4)).state_dict()
         yield comfy.sd.VAE(sd=weights)
 
 

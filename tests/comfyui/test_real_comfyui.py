@@ -22,7 +22,7 @@ from tests.webui.surface import Mirror
 
 OWN = {
     "a smaller model": (
-        "comfy/sd.py::WIDTHS",
+        "comfy/sd.py::CONFIG",
         "comfy/model_base.py::BaseModel.__init__",
         "comfy/ldm/modules/diffusionmodules/openaimodel.py::UNetModel.__init__",
     ),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,28 +14,16 @@ import torch
 
 from lib_rocm_sd.cards import card, replica
 from lib_rocm_sd.cards.replica import Limits, Replica
+from tests import doubles
 from tests.several.help import CPU, Teams, command
-
-DOUBLE = Path(__file__).parents[1] / "webui" / "double"
-
-
-@pytest.fixture(scope="package", autouse=True)
-def families() -> Iterator[None]:
-    """The double's ldm can be imported by its name, in these tests alone."""
-    sys.path.insert(0, str(DOUBLE))
-    yield
-    sys.path.remove(str(DOUBLE))
-    for name in list(sys.modules):
-        if name.partition(".")[0] in ("ldm", "sgm"):
-            del sys.modules[name]
 
 
 @pytest.fixture
 def unet() -> Any:
     """ldm's, in bfloat16, at rest."""
-    home = importlib.import_module("ldm.modules.diffusionmodules.openaimodel")
     torch.manual_seed(3)
-    made = home.UNetModel().eval().requires_grad_(False).to(torch.bfloat16)
+    made = doubles.module_of(doubles.UNET).UNetModel()
+    made = made.eval().requires_grad_(False).to(torch.bfloat16)
     made.dtype = torch.bfloat16
     return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
 from tests.several.help import CPU, await_answers, inputs, near
-from tests.vae.vae_models import fill, needs_half
+from tests.vae.vae_models import ldm_coder, needs_half
 
 pytestmark = needs_half
 HALF = torch.float16
@@ -84,18 +83,7 @@ class Pictures:
 
 @pytest.fixture
 def decoder() -> Any:
-    home = importlib.import_module("ldm.modules.diffusionmodules.model")
-    made = home.Decoder(
-        ch=16,
-        out_ch=3,
-        ch_mult=(1, 2),
-        num_res_blocks=1,
-        attn_resolutions=[],
-        in_channels=3,
-        resolution=32,
-        z_channels=4,
-    )
-    return fill(made).requires_grad_(False).to(HALF)
+    return ldm_coder("decoder", (16, 32)).requires_grad_(False).to(HALF)
 
 
 @pytest.fixture(autouse=True)

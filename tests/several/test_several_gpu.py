@@ -4,7 +4,6 @@ What is measured says what the way there and back costs, and nothing of two card
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,7 +20,8 @@ from lib_rocm_sd.cards.worker import switches
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.unet.takeover import take_over
 from lib_rocm_sd.vae.program import Program
-from tests.vae.vae_models import fill
+from tests import doubles
+from tests.vae.vae_models import ldm_coder
 
 pytestmark = pytest.mark.gpu
 HALF = torch.float16
@@ -35,25 +35,21 @@ def gpu() -> torch.device:
 
 
 @pytest.fixture(scope="module")
-def unet(gpu: torch.device, families: None) -> Any:
+def unet(gpu: torch.device) -> Any:
     """As wide as SD 1.5's first levels; 60 MB of weights."""
-    home = importlib.import_module("ldm.modules.diffusionmodules.openaimodel")
     torch.manual_seed(3)
-    made = home.UNetModel(channels=320, heads=8, d_head=40, context_dim=768)
+    kind = doubles.module_of(doubles.UNET).UNetModel
+    made = kind(channels=320, heads=8, d_head=40, context_dim=768)
     made = made.eval().requires_grad_(False).to(gpu, HALF)
     made.dtype = HALF
     return made
 
 
 @pytest.fixture(scope="module")
-def decoder(gpu: torch.device, families: None) -> Any:
+def decoder(gpu: torch.device) -> Any:
     """As wide as Stable Diffusion's."""
-    home = importlib.import_module("ldm.modules.diffusionmodules.model")
-    made = home.Decoder(
-        **{"ch": 128, "out_ch": 3, "ch_mult": (1, 2, 4, 4), "num_res_blocks": 2},
-        **{"attn_resolutions": [], "in_channels": 3, "resolution": 256, "z_channels": 4},
-    )
-    return fill(made).requires_grad_(False).to(gpu, HALF)
+    made = ldm_coder("decoder", (128, 256, 512, 512), blocks=2)
+    return made.requires_grad_(False).to(gpu, HALF)
 
 
 @pytest.fixture(scope="module")

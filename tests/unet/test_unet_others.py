@@ -12,6 +12,7 @@ from torch import nn
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import take_over
 from lib_rocm_sd.unet.weights import restride
+from tests.doubles import module_of
 from tests.unet import unet_models as models
 from tests.unet.looking import blocks_of, near, rows
 
@@ -117,7 +118,7 @@ def test_weights_that_become_float32_in_place_are_told(
     unet: Any, inputs: Any, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by the WebUI's GroupNorm32 and GEGLU with --upcast-sampling, at each call of them."""
-    geglu = models.ldm().GEGLU
+    geglu = module_of("ldm.modules.attention").GEGLU
     own = geglu.forward
 
     def upcast(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -150,7 +151,7 @@ def hijacked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SpatialTransformer", "modules.sd_hijack_utils"),
         ("CrossAttention", "modules.sd_hijack_optimizations"),
     ):
-        cls = getattr(models.ldm(), name)
+        cls = getattr(module_of("ldm.modules.attention"), name)
         own = cls.forward
 
         def replaced(self: Any, *args: Any, own: Any = own, **kwargs: Any) -> Any:
@@ -274,11 +275,12 @@ def test_writing_into_a_blocks_output_harms_nobody(unet: Any, inputs: Any) -> No
         made[:, : made.shape[1] // 2] *= 0.5
 
     handles = [block.register_forward_hook(weaken) for block in unet.output_blocks]
-    theirs = models.step(unet, {**inputs, "control": control})
+    handles.append(unet.middle_block.register_forward_hook(lambda *call: call[-1] + control))
+    theirs = models.step(unet, inputs)
     taken = take_over(unet)
-    first = models.step(unet, {**inputs, "control": control})
+    first = models.step(unet, inputs)
     assert near(first, theirs)
-    assert torch.equal(models.step(unet, {**inputs, "control": control}), first)
+    assert torch.equal(models.step(unet, inputs), first)
     for handle in handles:
         handle.remove()
     taken.give_back()

@@ -230,7 +230,7 @@ def test_little_memory_is_kept_beside_the_weights(unet: Any, inputs: Any) -> Non
 
 
 def test_a_loaded_state_is_seen(unet: Any, inputs: Any) -> None:
-    other = models.fill(models.ldm().UNetModel(depth=2), seed=5).to(BF16)
+    other = models.fill(models.ldm_unet(depth=2), seed=5).to(BF16)
     theirs = models.step(other, inputs)
     taken = take_over(unet)
     models.step(unet, inputs)

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import lru_cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the models' classes
+from tests import doubles
 
-LDM = "ldm.modules.diffusionmodules.util"
-"""The double's file has all classes; this name is where ldm has its GroupNorm."""
 KEYS_DIM = 48
-
-
-@lru_cache(maxsize=1)
-def ldm() -> ModuleType:
-    """The double of ldm's modules. Nobody else finds it by its name."""
-    path = Path(__file__).parents[1] / "data" / "unet_model.py"
-    spec = importlib.util.spec_from_file_location(LDM, path)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 def fill(module: nn.Module, seed: int = 0) -> nn.Module:
@@ -86,8 +70,10 @@ def diffusers_unet(name: str = "SD 1.5", **more: Any) -> Any:
     return fill(UNet2DConditionModel(**{**SMALL, **CONFIGS[name], **more}))
 
 
-def ldm_unet(**more: Any) -> Any:
-    return fill(ldm().UNetModel(**more))
+def ldm_unet(depth: int = 1, **more: Any) -> Any:
+    sizes = {"heads": 4, "d_head": 8, "context_dim": KEYS_DIM}
+    unet = doubles.module_of(doubles.UNET).UNetModel
+    return fill(unet(depth=depth, depth_middle=depth, **sizes, **more))
 
 
 def draw(*shape: int, seed: int = 1) -> torch.Tensor:

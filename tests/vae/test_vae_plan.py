@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from lib_rocm_sd.vae.forecast import Chosen
 from lib_rocm_sd.vae.plan import MIN_ROWS, BandPlanner
 from lib_rocm_sd.vae.policy import Plans, Wish
 from lib_rocm_sd.vae.steps import Recipe
+from tests import doubles
 from tests.calls import calls_of
 from tests.vae import vae_models
 
@@ -163,5 +163,5 @@ def test_host_memory_is_asked_of_the_operating_system() -> None:
 def test_a_recipe_of_another_module_is_read_alike() -> None:
     """The meta module above is read without the checks on weights; with them it is refused."""
     with torch.device("meta"):
-        module: Any = vae_models.ldm().Decoder((128, 256))
+        module = doubles.module_of(doubles.VAE).Decoder(**vae_models.config((128, 256)))
     assert any("meta" in reason for reason in reading.read(module).reasons)

@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from lib_rocm_sd.hosts.read.vae import is_known, read
 from lib_rocm_sd.modules.watch import Structure
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, made_rows, needed_rows, rows_above
+from tests import doubles
 from tests.vae import vae_models
 
 
@@ -75,7 +76,7 @@ def _class_forward(module: nn.Module) -> None:
     block = module.get_submodule("mid.block_1")
     theirs: Any = lambda self, x, temb=None: x  # noqa: E731
     block.__class__ = type(
-        "ResnetBlock", (type(block),), {"forward": theirs, "__module__": vae_models.LDM}
+        "ResnetBlock", (type(block),), {"forward": theirs, "__module__": doubles.VAE}
     )
 
 
@@ -121,7 +122,7 @@ LDM_CHANGES: dict[str, tuple[Callable[[nn.Module], None], str]] = {
     "no upsampling convolution": (_set("up.1.upsample", with_conv=False), "no convolution"),
     "no upsampling": (_set("up.1", upsample=None), "up.1 has no upsample"),
     "upsampling at the end": (
-        _set("up.0", upsample=vae_models.ldm().Upsample(16)),
+        _set("up.0", upsample=doubles.module_of(doubles.VAE).Upsample(16, True)),
         "up.0 has a upsample, which is never run",
     ),
     "attention in some blocks": (
@@ -234,7 +235,7 @@ def test_attention_forward_of_an_optimizer_is_expected() -> None:
     block = module.get_submodule("mid.attn_1")
     theirs: Any = lambda self, x: x  # noqa: E731
     block.__class__ = type(
-        "AttnBlock", (type(block),), {"forward": theirs, "__module__": vae_models.LDM}
+        "AttnBlock", (type(block),), {"forward": theirs, "__module__": doubles.VAE}
     )
     assert read(module).reasons == ()
 

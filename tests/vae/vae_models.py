@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,8 +22,7 @@ from lib_rocm_sd.vae.plan import BandPlan, BandPlanner, Leg
 from lib_rocm_sd.vae.program import Program
 from lib_rocm_sd.vae.steps import Recipe
 from lib_rocm_sd.vae.trace import Chain, chain
-
-LDM = "double_of_ldm.modules.diffusionmodules.model"
+from tests import doubles
 
 
 def _no_half() -> str:
@@ -42,17 +37,6 @@ def _no_half() -> str:
 needs_half = pytest.mark.skipif(bool(_no_half()), reason=_no_half())
 
 
-def ldm() -> ModuleType:
-    """The double of ldm's module, under a name that ends like ldm's."""
-    if LDM not in sys.modules:
-        path = Path(__file__).parents[1] / "data" / "vae_model.py"
-        spec = importlib.util.spec_from_file_location(LDM, path)
-        assert spec is not None and spec.loader is not None
-        sys.modules[LDM] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[LDM])
-    return sys.modules[LDM]
-
-
 def fill(module: nn.Module, seed: int = 0) -> nn.Module:
     """Random weights at which each block changes its input by about its size."""
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -64,18 +48,36 @@ def fill(module: nn.Module, seed: int = 0) -> nn.Module:
     return module.eval()
 
 
-def ldm_coder(role: str, widths: tuple[int, ...] = (16, 32, 32), **settings: Any) -> nn.Module:
+def config(widths: tuple[int, ...], blocks: int = 1, z: int = 4, **more: Any) -> dict[str, Any]:
+    """What ldm's Decoder and Encoder are made by, without attention but in the middle."""
+    settings = {"ch": widths[0], "ch_mult": [width // widths[0] for width in widths], "out_ch": 3}
+    settings |= {"num_res_blocks": blocks, "z_channels": z, "in_channels": 3, "resolution": 4}
+    return {**settings, "attn_resolutions": [], **more}
+
+
+def _ldm_coder(role: str, widths: tuple[int, ...], groups: int, **settings: Any) -> nn.Module:
+    kinds = doubles.module_of(doubles.VAE)
+    module: nn.Module = getattr(kinds, role.capitalize())(**config(widths, **settings))
+    for norm in module.modules():
+        if isinstance(norm, nn.GroupNorm):
+            norm.num_groups = groups
+    return module
+
+
+def ldm_coder(
+    role: str, widths: tuple[int, ...] = (16, 32, 32), groups: int = 8, **settings: Any
+) -> nn.Module:
     """ldm's Decoder or Encoder."""
-    return fill(getattr(ldm(), role.capitalize())(widths, **settings))
+    return fill(_ldm_coder(role, widths, groups, **settings))
 
 
 def standard(role: str, latent: int = 4) -> Recipe:
     """Stable Diffusion's coder with its real channels, its weights, in half, on no device."""
     with torch.device("meta"):
-        made = getattr(ldm(), role.capitalize())((128, 256, 512, 512), 32, z=latent, blocks=2)
-    found = Findings(LDM)
+        module = _ldm_coder(role, (128, 256, 512, 512), 32, z=latent, blocks=2).half()
+    found = Findings(doubles.VAE)
     reader = Ldm(found, role)
-    reader.coder(made.half())
+    reader.coder(module)
     recipe = Recipe(role, tuple(reader.steps))
     assert not found.reasons
     return recipe
@@ -104,9 +106,9 @@ def coder(kind: str) -> nn.Module:
     if special == ["16-channel"]:
         settings = {"z": 16} if family == "ldm" else {"latent_channels": 16}
     if special == ["no-attention"]:
-        settings = {"mid": False} if family == "ldm" else {"mid_block_add_attention": False}
+        settings = {"attn_type": "none"} if family == "ldm" else {"mid_block_add_attention": False}
     if special == ["inner-attention"]:
-        settings = {"inner": True}
+        settings = {"attn_resolutions": [2]}
     return (ldm_coder if family == "ldm" else diffusers_coder)(role, **settings)
 
 

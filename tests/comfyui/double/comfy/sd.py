@@ -4,7 +4,8 @@ import torch
 from comfy import model_management
 from comfy.ldm.models.autoencoder import AutoencoderKL
 
-WIDTHS = (16, 32, 32)
+CONFIG = {"ch": 16, "ch_mult": (1, 2, 2), "num_res_blocks": 1, "z_channels": 4, "in_channels": 3}
+CONFIG |= {"out_ch": 3, "resolution": 256, "attn_resolutions": []}
 """One level less than the real one has: a latent's pixel is 4 of the picture's."""
 
 
@@ -19,7 +20,7 @@ class VAE:
         if sd is None:
             self.first_stage_model = None
             return
-        self.first_stage_model = AutoencoderKL(widths=WIDTHS).eval()
+        self.first_stage_model = AutoencoderKL(ddconfig=CONFIG, embed_dim=4).eval()
         self.first_stage_model.load_state_dict(sd)
         self.device = device or torch.device("cpu")
         self.vae_dtype = dtype or torch.float32

@@ -20,7 +20,8 @@ class AutoencodingEngine(torch.nn.Module):
 
 class AutoencoderKL(AutoencodingEngine):
     def __init__(self, **kwargs):
-        super().__init__(encoder_config=kwargs, decoder_config=kwargs, regularizer_config={})
+        config = kwargs["ddconfig"]
+        super().__init__(encoder_config=config, decoder_config=config, regularizer_config={})
         self.post_quant_conv = ops.Conv2d(4, 4, 1)
         self.quant_conv = ops.Conv2d(8, 8, 1)
 

@@ -87,7 +87,7 @@ class AttnBlock(nn.Module):
 
 
 def make_attn(in_channels, attn_type="vanilla", attn_kwargs=None):
-    return AttnBlock(in_channels)
+    return nn.Identity(in_channels) if attn_type == "none" else AttnBlock(in_channels)
 
 
 class _Coder(nn.Module):
@@ -103,10 +103,10 @@ class _Coder(nn.Module):
         level.attn = nn.ModuleList(make_attn(width) for _ in range(blocks if attention else 0))
         return level
 
-    def middle(self, width, dropout):
+    def middle(self, width, dropout, attn_type):
         mid = nn.Module()
         mid.block_1 = ResnetBlock(in_channels=width, temb_channels=0, dropout=dropout)
-        mid.attn_1 = make_attn(width)
+        mid.attn_1 = make_attn(width, attn_type)
         mid.block_2 = ResnetBlock(in_channels=width, temb_channels=0, dropout=dropout)
         return mid
 
@@ -153,7 +153,7 @@ class Encoder(_Coder):
             if i_level != self.num_resolutions - 1:
                 down.downsample = Downsample(width, resamp_with_conv)
             self.down.append(down)
-        self.mid = self.middle(width, dropout)
+        self.mid = self.middle(width, dropout, attn_type)
         self.norm_out = Normalize(width)
         self.conv_out = nn.Conv2d(width, 2 * z_channels if double_z else z_channels, 3, padding=1)
 
@@ -191,7 +191,7 @@ class Decoder(_Coder):
         self.give_pre_end, self.tanh_out = give_pre_end, tanh_out
         width = ch * ch_mult[-1]
         self.conv_in = nn.Conv2d(z_channels, width, 3, padding=1)
-        self.mid = self.middle(width, dropout)
+        self.mid = self.middle(width, dropout, attn_type)
         self.up = nn.ModuleList()
         for i_level in reversed(range(self.num_resolutions)):
             attention = resolution // 2**i_level in attn_resolutions
