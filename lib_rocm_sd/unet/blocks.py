@@ -26,6 +26,7 @@ from lib_rocm_sd.unet.parts import (
     BlockCall,
     Ends,
     ImageCall,
+    KeysValues,
     Resample,
     Resnet,
     Transformer,
@@ -227,15 +228,15 @@ def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
     whole = whole and (cross is not None or parts.attn2 is None)
     given: dict[str, torch.Tensor] = {}
     held: tuple[Any, ...] = ()
-    columns: dict[Attention, tuple[int, int]] = {}
+    columns: dict[KeysValues, tuple[int, int]] = {}
     for part in parts.crossing():
         if context is None or part not in (own, cross):
             continue
-        ready = means.prompts.of(context, part)
+        ready = means.prompts.of(context, part.to_kv)
         if ready is None or given.setdefault("prompt", ready.rows) is not ready.rows:
             given["context"] = context
         else:
-            columns[part], held = ready.side.columns[part], (ready.side,)
+            columns[part.to_kv], held = ready.side.columns[part.to_kv], (ready.side,)
     if cross is not None and call.mask is not None:
         given["mask"] = call.mask
     return Plan(partial(_block, parts, call, own, cross, columns), given, held, whole)
@@ -246,7 +247,7 @@ def _block(
     call: BlockCall,
     own: Attention | None,
     cross: Attention | None,
-    columns: Mapping[Attention, tuple[int, int]],
+    columns: Mapping[KeysValues, tuple[int, int]],
     calls: Calls,
     x: torch.Tensor,
     mine: bool = False,
@@ -262,8 +263,8 @@ def _block(
     normed, x, rest = compute.layer_norm(calls, "norm1", x, parts.norm1)
 
     def read(part: Attention) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if part in columns:
-            return normed, given["prompt"].narrow(1, *columns[part])
+        if part.to_kv in columns:
+            return normed, given["prompt"].narrow(1, *columns[part.to_kv])
         return given["context"].flatten(0, 1) if "context" in given else normed, None
 
     if own is not None:
@@ -331,14 +332,14 @@ def _attended(
     """
     heads, where = part.heads, place
     if context is x and made is None:
-        joint = compute.linear(calls, f"{place}.qkv", x, part.to_q, part.to_k, part.to_v)
+        joint = compute.linear(calls, f"{place}.qkv", x, *part.of_x)
         q, k, v = joint.view(batch, -1, 3, heads, joint.shape[1] // (3 * heads)).unbind(2)
     else:
         q = compute.linear(calls, f"{place}.q", x, part.to_q)
         width = q.shape[1] // heads
         q = q.view(batch, -1, heads, width)
         if made is None:
-            made = compute.linear(calls, f"{place}.kv", context, part.to_k, part.to_v)
+            made = compute.linear(calls, f"{place}.kv", context, *part.to_kv.layers)
         else:
             where = f"{place} in {made.stride(0)}"  # a route hangs on strides
         k, v = made.unflatten(0, (batch, -1)).unflatten(2, (2, heads, width)).unbind(2)

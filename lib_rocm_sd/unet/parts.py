@@ -55,17 +55,30 @@ class Resnet:
 
 
 @dataclass(frozen=True, eq=False)
+class KeysValues:
+    """What makes keys and values side by side: to_k and to_v, or one layer for both."""
+
+    layers: tuple[nn.Linear, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Attention:
-    """to_out(attention(to_q(x), to_k(context), to_v(context))), scaled by head_dim ** -0.5."""
+    """to_out(attention(to_q(x), to_kv(context))), scaled by head_dim ** -0.5. Where `to_kv` has no
+    layers, to_q makes keys and values of x, too, beside its queries.
+    """
 
     to_q: nn.Linear
-    to_k: nn.Linear
-    to_v: nn.Linear
+    to_kv: KeysValues
     to_out: nn.Linear
     heads: int
 
+    @property
+    def of_x(self) -> tuple[nn.Linear, ...]:
+        """What makes queries, keys and values of x side by side."""
+        return self.to_q, *self.to_kv.layers
+
     def leaves(self) -> list[nn.Module]:
-        return [self.to_q, self.to_k, self.to_v, self.to_out]
+        return [*self.of_x, self.to_out]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +121,7 @@ class Block:
     def joint(self) -> tuple[nn.Linear, ...]:
         """Layers of the same rows, side by side in one product: none, or those of attention."""
         own = self.self_attention
-        return () if own is None or self.crosses_twice else (own.to_q, own.to_k, own.to_v)
+        return () if own is None or self.crosses_twice else own.of_x
 
     def crossing(self) -> tuple[Attention, ...]:
         """Those of the context."""

@@ -26,7 +26,7 @@ from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ops.group_norm.formula import wide_of
 from lib_rocm_sd.ops.linear.problem import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
-from lib_rocm_sd.unet.parts import Attention, Timed
+from lib_rocm_sd.unet.parts import KeysValues, Timed
 from lib_rocm_sd.unet.weights import fact, laid, slots_of
 
 _Facts = tuple[Any, ...]
@@ -181,14 +181,14 @@ class Side:
     recorded reads the columns of one.
     """
 
-    def __init__(self, parts: tuple[Attention, ...]) -> None:
+    def __init__(self, parts: tuple[KeysValues, ...]) -> None:
         self.parts = parts
-        self.layers = [layer for part in parts for layer in (part.to_k, part.to_v)]
-        self.columns: dict[Attention, tuple[int, int]] = {}
+        self.layers = [layer for part in parts for layer in part.layers]
+        self.columns: dict[KeysValues, tuple[int, int]] = {}
         """The first of each, and how many."""
         self.width = 0
         for part in parts:
-            count = part.to_k.out_features + part.to_v.out_features
+            count = sum(layer.out_features for layer in part.layers)
             self.columns[part] = self.width, count
             self.width += count
 
@@ -211,10 +211,10 @@ class _PromptStep:
     version: int | None
     stream: int
     ready: Ready | None = None
-    facts: dict[Attention, _Facts] = field(default_factory=dict)
-    left: set[Attention] = field(default_factory=set)
+    facts: dict[KeysValues, _Facts] = field(default_factory=dict)
+    left: set[KeysValues] = field(default_factory=set)
 
-    def serves(self, context: torch.Tensor, part: Attention) -> bool:
+    def serves(self, context: torch.Tensor, part: KeysValues) -> bool:
         """Whether `part` may be given what was made. Who asks again is in another step, before
         which prompt and weights may have been written to unnoticed.
         """
@@ -226,10 +226,10 @@ class _PromptStep:
 class Prompts(_Shared[_PromptStep]):
     """`parts`: of the cross-attentions that are ours."""
 
-    parts: tuple[Attention, ...] = ()
+    parts: tuple[KeysValues, ...] = ()
     _side: Side | None = None
 
-    def of(self, context: torch.Tensor, part: Attention) -> Ready | None:
+    def of(self, context: torch.Tensor, part: KeysValues) -> Ready | None:
         """What holds the keys and values of `part` for context (N, tokens, E); None where it is to
         make them itself.
         """
@@ -261,7 +261,7 @@ class Prompts(_Shared[_PromptStep]):
         side = self._side
         rows = context.shape[0] * context.shape[1]
         size = rows * side.width * context.element_size()
-        if not 2 < len(side.layers) <= MOST_WEIGHTS or size > MOST_PROMPT_BYTES:
+        if len(side.parts) < 2 or len(side.layers) > MOST_WEIGHTS or size > MOST_PROMPT_BYTES:
             return step
         if self._ready(side.layers):
             return step
@@ -271,12 +271,12 @@ class Prompts(_Shared[_PromptStep]):
         step.ready, step.left = Ready(made, side), {*side.parts}
         return step
 
-    def _facts(self, part: Attention) -> _Facts:
-        return *self._of(part.to_k), *self._of(part.to_v)
+    def _facts(self, part: KeysValues) -> _Facts:
+        return tuple(map(self._of, part.layers))
 
-    def _fits(self, part: Attention, context: torch.Tensor) -> bool:
+    def _fits(self, part: KeysValues, context: torch.Tensor) -> bool:
         """False also for weights that may change unnoticed."""
-        for layer in (part.to_k, part.to_v):
+        for layer in part.layers:
             weight: Any = layer._parameters["weight"]
             if version_of(weight) is None and not self._told:
                 return False

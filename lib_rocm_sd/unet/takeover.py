@@ -91,7 +91,7 @@ class UnetTakeover:
         timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
         self._embeddings.timed = tuple(each for each in timed if each is not None)
         blocks = (each for each in ours if isinstance(each, Block))
-        self._prompts.parts = tuple(part for each in blocks for part in each.crossing())
+        self._prompts.parts = tuple(part.to_kv for each in blocks for part in each.crossing())
 
     def _take(self, module: nn.Module, kind: Kind, anew: bool) -> None:
         current = vars(module).get("forward")

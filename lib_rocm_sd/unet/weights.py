@@ -224,7 +224,9 @@ class UnetWeights:
         A host that moves or replaces one parts them, until a block meets them as they lie then.
         """
         weights = [layer.weight for layer in layers]
-        if any(layer.bias is not None for layer in layers) or as_one(weights) is not None:
+        if len(layers) < 2 or as_one(weights) is not None:
+            return False
+        if any(layer.bias is not None for layer in layers):
             return False
         if not _alike(weights, self._told) or not all(map(self._is_free, layers)):
             return False

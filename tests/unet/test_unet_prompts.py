@@ -62,7 +62,7 @@ def test_each_step_reads_prompt_and_weights_anew(unet: Any, inputs: Any) -> None
     inputs["context"].data.mul_(1.5)
     first = models.step(unet, inputs).clone()
     assert torch.equal(first, apart(copy.deepcopy(unet), inputs))
-    taken._prompts.parts[3].to_k.weight.data.add_(0.25)
+    taken._prompts.parts[3].layers[0].weight.data.add_(0.25)
     second = models.step(unet, inputs).clone()
     assert torch.equal(second, apart(copy.deepcopy(unet), inputs))
     assert not torch.equal(first, second)

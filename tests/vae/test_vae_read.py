@@ -163,7 +163,10 @@ DIFFUSERS_CHANGES: dict[str, tuple[Callable[[nn.Module], None], str]] = {
         "time_embedding_norm is scale_shift",
     ),
     "processor": (_set("mid_block.attentions.0", processor=object()), "has a object"),
-    "fused": (_set("mid_block.attentions.0", fused_projections=True), "fused_projections is True"),
+    "fused": (
+        _set("mid_block.attentions.0", processor=type("FusedAttnProcessor2_0", (), {})()),
+        "has a FusedAttnProcessor2_0",
+    ),
     "attention scale": (_set("mid_block.attentions.0", scale=1.0), "scale 1.0"),
     "no residual": (
         _set("mid_block.attentions.0", residual_connection=False),

@@ -52,7 +52,8 @@ class EngineAttnProcessor:
     """Does what diffusers' AttnProcessor2_0 does, without copies of q, k and v.
 
     A copy of the module, or what is pickled of it, has a copy of `replaced` in its place. Who asks
-    for its `__class__`, to make another or to see which are in use, gets that of `replaced`.
+    for its `__class__`, to make another or to see which are in use, gets that of `replaced`. Who
+    keeps it until it is `off`, as diffusers does that fuses projections, has `replaced` from then.
     """
 
     def __init__(self, replaced: Any, upcast: bool, session: Session = DEFAULT) -> None:
@@ -62,6 +63,7 @@ class EngineAttnProcessor:
         self._scales = type(replaced).__name__ != TORCHS
         self.upcast = upcast
         self.session = session
+        self.off = False
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -82,7 +84,7 @@ class EngineAttnProcessor:
     ) -> torch.Tensor:
         """Attention of `attn` over (batch, tokens, width) or (batch, width, rows, columns)."""
         changed = not is_compiling() and (is_intercepted() or not self._code.same())
-        if changed:  # somebody has changed what it would do
+        if self.off or changed:  # somebody has changed what it would do
             given = (hidden_states, encoder_hidden_states, attention_mask, temb)
             made: torch.Tensor = self.replaced(attn, *given, *args, **kwargs)
             return made
@@ -235,6 +237,7 @@ def _patched_attention(pipeline: Any, session: Session) -> Iterator[_Found]:
         for forward in reversed(found.served):
             forward.take_out()
         for attn, ours in found.replaced:
+            ours.off = True
             if attn.processor is ours:
                 attn.processor = ours.replaced
 

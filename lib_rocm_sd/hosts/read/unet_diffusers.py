@@ -22,6 +22,10 @@ PROCESSORS = {
     "SlicedAttnProcessor": True,
 }
 """The processors whose arithmetic ours does, and whether each heeds `upcast_attention`."""
+FUSED = "FusedAttnProcessor2_0"
+"""The same with one product for queries, keys and values, or for keys and values. Who fuses leaves
+the layers of before, and who goes back leaves the fused ones: only the processor says which count.
+"""
 HOME = "diffusers.models.attention_processor"
 TORCHS = "AttnProcessor2_0"
 """It calls torch's attention without a scale, whatever that of its module."""
@@ -38,7 +42,6 @@ _PLAIN_ATTENTION = {
     "added_kv_proj_dim": None,
     "residual_connection": False,
     "rescale_output_factor": 1.0,
-    "fused_projections": False,
     "is_causal": False,
     "scale_qk": True,
 }
@@ -194,23 +197,30 @@ class Diffusers(Ldm):
 
     def is_plain_attention(self, found: Findings, module: Any, name: str) -> bool:
         """The same, with a processor whose arithmetic ours does."""
-        if not found.block(module, name, ("Attention",), ("to_q", "to_k", "to_v", "to_out")):
+        children = ("to_q", "to_k", "to_v", "to_qkv", "to_kv", "to_out")
+        if not found.block(module, name, ("Attention",), children):
             return False
         found.settings(module, name, _PLAIN_ATTENTION)
         found.watch(module, "processor")
         processor = _processor_of(module)
         kind = type(processor).__name__
-        if kind not in PROCESSORS or type(processor).__module__ != HOME:
+        known = {**PROCESSORS, FUSED: False}
+        if kind not in known or type(processor).__module__ != HOME:
             found.add(f"{name}.processor is a {kind} of {type(processor).__module__}")
             return False
-        if PROCESSORS[kind] and getattr(module, "upcast_attention", False):
+        if known[kind] and getattr(module, "upcast_attention", False):
             found.add(f"{name}.processor computes in float32")
         for owner, key in code_of(processor):
             found.function(owner, key, f"{name}.processor")
         return True
 
+    def projections(self, module: Any) -> tuple[str, ...]:
+        if type(_processor_of(module)).__name__ != FUSED:
+            return super().projections(module)
+        return ("to_q", "to_kv") if module.is_cross_attention else ("to_qkv",)
+
     def is_scaled(self, module: Any) -> bool:
-        return type(_processor_of(module)).__name__ != TORCHS
+        return not type(_processor_of(module)).__name__.endswith(TORCHS)
 
 
 def _processor_of(attention: Any) -> Any:

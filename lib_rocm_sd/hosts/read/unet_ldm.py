@@ -24,6 +24,7 @@ from lib_rocm_sd.unet.parts import (
     Ends,
     FeedForward,
     ImageCall,
+    KeysValues,
     Resample,
     Resnet,
     Transformer,
@@ -215,18 +216,24 @@ class Ldm:
         outs = found.listed(module, "to_out", name, 2)
         if outs:
             found.no_dropout(module, "to_out.1", name)
-        q, k, v = (found.linear(module, key, name) for key in ("to_q", "to_k", "to_v"))
+        read = [found.linear(module, key, name) for key in self.projections(module)]
         out = found.linear(module, "to_out.0", name) if outs else None
-        if q is None or k is None or v is None or out is None:
+        layers = [layer for layer in read if layer is not None]
+        if len(layers) < len(read) or out is None:
             return None
-        width, heads = q.out_features, module.heads
-        sizes = {k.out_features, v.out_features, out.in_features}
-        if sizes != {width} or heads < 1 or width % heads:
-            found.add(f"{heads} heads of queries {width} wide, keys and values {sorted(sizes)}")
+        width, heads = out.in_features, module.heads
+        sizes, many = [layer.out_features for layer in layers], 4 - len(layers)
+        fit = [width] * 3 if many == 1 else [width, 2 * width] if many == 2 else [3 * width]
+        if sizes != fit or heads < 1 or width % heads:
+            found.add(f"{heads} heads of {width} in all; queries, keys and values are {sizes} wide")
             return None
         if self.is_scaled(module):
             found.settings(module, name, {"scale": (width // heads) ** -0.5})
-        return Attention(q, k, v, out, heads)
+        return Attention(layers[0], KeysValues(tuple(layers[1:])), out, heads)
+
+    def projections(self, module: Any) -> tuple[str, ...]:
+        """Names of what makes queries, keys and values."""
+        return "to_q", "to_k", "to_v"
 
     def is_plain_attention(self, found: Findings, module: Any, name: str) -> bool:
         """Whether it is of a known class, apart from its layers.

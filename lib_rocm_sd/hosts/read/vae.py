@@ -296,7 +296,8 @@ class Diffusers(Ldm):
 
     def attention(self, block: Any, name: str) -> None:
         children = ("group_norm", "to_q", "to_k", "to_v", "to_out")
-        if not self.found.block(block, name, ("Attention",), children, own_forward=False):
+        fused = (*children, "to_qkv")  # which stays when projections are fused no more
+        if not self.found.block(block, name, ("Attention",), fused, own_forward=False):
             return
         expected = {
             "residual_connection": True,
@@ -304,7 +305,6 @@ class Diffusers(Ldm):
             "is_cross_attention": False,
             "only_cross_attention": False,
             "added_kv_proj_dim": None,
-            "fused_projections": False,
             "is_causal": False,
         }
         self.found.settings(block, name, expected)
