@@ -40,7 +40,7 @@ from lib_rocm_sd.ops.lazily import is_there, torch
 
 
 class BoundCall(Bound[AttentionParams]):
-    """Callable like `Variant.run`, without a mask. `first`: its arguments, but for addresses.
+    """Callable like `Variant.run`. `first`: its arguments, but for addresses.
 
     `set_scale(params, scale)` writes what follows from the scale. `rows_aligned`: by their strides
     all rows are, if the first ones are. A packet's state is the scale that it has.
@@ -62,7 +62,7 @@ class BoundCall(Bound[AttentionParams]):
         self._set_scale = set_scale
 
     def __call__(self, call: Call[Any, AttentionInputs]) -> torch.Tensor:
-        q, k, v, _, scale = call.inputs
+        q, k, v, mask, scale = call.inputs
         out = q.new_empty(self._shape)
         try:
             packet = self.free.pop()
@@ -76,6 +76,8 @@ class BoundCall(Bound[AttentionParams]):
         params.k = k_at = k.data_ptr()
         params.v = v_at = v.data_ptr()
         params.out = out.data_ptr()
+        if mask is not None:
+            params.mask = mask.data_ptr()
         params.aligned = self._rows_aligned and not (q_at | k_at | v_at) & 15
         packet.launch()
         self.free.append(packet)
@@ -171,13 +173,15 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
         return config.tiles(problem.seq_q) * problem.heads * problem.batch
 
     def bound(self, call: Call[AttentionProblem, AttentionInputs]) -> Run:
-        """Where there is no mask and the launcher can prepare a launch: see BoundCall."""
+        """Where the launcher can prepare a launch: see BoundCall."""
         config, inputs = call.config, call.inputs
         prepare = getattr(call.launch, "prepare", None)
-        if prepare is None or inputs.mask is not None:
+        if prepare is None:
             return self.run
         p, q = call.problem, inputs.q
         first = _params(config, q, inputs.k, inputs.v)
+        if inputs.mask is not None:
+            first.mask_stride = expand_mask(inputs.mask, q, inputs.k).stride()
         spec, device = self.spec(p, config), q.device
         sizes = (_groups(first), config.block)
         return BoundCall(

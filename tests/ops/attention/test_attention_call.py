@@ -94,13 +94,33 @@ def test_other_tensors_of_the_same_strides_are_told_apart() -> None:
     assert launch.prepared == 1
 
 
-def test_without_a_launcher_that_prepares_and_with_a_mask_it_is_run() -> None:
-    q, k, v = tensors()
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(17, 9),
+        torch.ones(2, 1, 1, 9, dtype=torch.bool),
+        torch.ones(9, 17, 3, 1).half().permute(3, 2, 1, 0),
+        torch.ones(3, 1, 9, dtype=torch.bfloat16),
+    ],
+    ids=lambda mask: str(tuple(mask.shape)),
+)
+def test_a_bound_call_reads_the_mask_that_it_is_given(mask: torch.Tensor) -> None:
+    launch = Launches()
+    bound = bind(ATTENTION, OURS, launch, CONFIG, AttentionInputs(*tensors(), mask))
+    again = mask.clone(memory_format=torch.preserve_format)
+    other = AttentionInputs(*tensors(), again)
+    launch.seen.clear()
+    bound(other), compute(ATTENTION, OURS, launch, CONFIG, other)
+    first, second = launch.seen
+    assert AttentionParams.from_buffer_copy(first[3]).mask == again.data_ptr()
+    assert without_output(first[3]) == without_output(second[3])
+    assert first[:3] == second[:3] and first[4] == second[4]
 
+
+def test_without_a_launcher_that_prepares_it_is_run() -> None:
     plain: Any = lambda *words: None  # noqa: E731
-    unmasked, masked = AttentionInputs(q, k, v), AttentionInputs(q, k, v, torch.ones(17, 9))
-    assert OURS.bound(Call(ATTENTION.problem_of(unmasked), unmasked, plain, CONFIG)) == OURS.run
-    assert OURS.bound(Call(ATTENTION.problem_of(masked), masked, Launches(), CONFIG)) == OURS.run
+    inputs = AttentionInputs(*tensors())
+    assert OURS.bound(Call(ATTENTION.problem_of(inputs), inputs, plain, CONFIG)) == OURS.run
 
 
 def test_threads_do_not_share_arguments() -> None:
@@ -222,9 +242,10 @@ def test_masks_and_other_shapes_go_their_own_ways(monkeypatch: pytest.MonkeyPatc
     q, k, v = tensors()
     with torch.no_grad():
         engine.run(ATTENTION, AttentionInputs(q, k, v, torch.ones(17, 9, dtype=torch.bool)))
-        assert launch.prepared == 0 and AttentionParams.from_buffer_copy(launch.seen[0][3]).mask
+        assert launch.prepared == 1 and AttentionParams.from_buffer_copy(launch.seen[0][3]).mask
         engine.run(ATTENTION, AttentionInputs(*tensors(seq_k=11)))
-        assert launch.prepared == 1
+        assert launch.prepared == 2
+        assert not AttentionParams.from_buffer_copy(launch.seen[1][3]).mask
         with pytest.raises(ValueError, match="q and k must agree"):
             engine.run(ATTENTION, AttentionInputs(q, *tensors(head_dim=48)[1:]))
         with pytest.raises(ValueError, match="k and v must have one shape"):
