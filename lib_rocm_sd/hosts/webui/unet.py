@@ -36,6 +36,7 @@ from lib_rocm_sd.hosts.ui.options import UNET_MODES, Options
 from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.attention import Function
+from lib_rocm_sd.hosts.webui.controlnets import ControlNets, models_of
 from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -244,6 +245,8 @@ class UnetSession:
         self._hook: Hook | None = None
         self._hopeless: nn.Module | None = None
         self._begins: tuple[int, int] | None = None
+        self._moment = (0, 1)
+        self._controlnets = ControlNets()
         self._other_weights = False
         self.may_serve = False
         """Whether the last generation's settings and device are such that *UNet* decides."""
@@ -251,6 +254,8 @@ class UnetSession:
         """Why nothing was taken over where it was asked for; empty where something was."""
         self.rows: tuple[KindReport, ...] = ()
         """One report per kind of block, as last looked at; none where nothing is taken over."""
+        self.controlnets: tuple[KindReport, ...] = ()
+        """The same of ControlNets."""
 
     def begin(self, turn: int = 0, steps: int = 1) -> None:
         """A generation of so many steps begins: what failed in the last one may be tried again.
@@ -275,6 +280,10 @@ class UnetSession:
         if self._wish is not None and (unet is not self._unet or self._other_weights):
             with self._lock:
                 self._hold(host.loaded_model())
+        models = models_of(params) if isinstance(self._hook, WebUIHook) else []
+        if models:
+            with self._lock:
+                self._hold_controlnets(models)
 
     def model_loaded(self, model: Any) -> None:
         """Callback: the WebUI has another model, or other weights in the same. It may not be on the
@@ -295,8 +304,9 @@ class UnetSession:
                 taken = self._taken
                 found = [] if taken is None or not taken.is_on else taken.report()
                 self.rows = tuple(self._in_truth(row) for row in found)
+                self.controlnets = tuple(map(self._in_truth, self._controlnets.report()))
             except Exception as error:
-                self.rows, self.trouble = (), trouble.once(error)
+                self.rows, self.controlnets, self.trouble = (), (), trouble.once(error)
             return self.rows
 
     def news(self) -> list[str]:
@@ -305,7 +315,7 @@ class UnetSession:
             if self._taken is None:
                 return []
             self._taken.spot.look(wait=True)
-            found = dict.fromkeys(self._taken.spot.left.values())
+            found = dict.fromkeys((*self._taken.spot.left.values(), *self._controlnets.news()))
         return [f"{why}. Steps before this was noticed may differ by as much" for why in found]
 
     def unrecorded(self) -> str:
@@ -343,7 +353,9 @@ class UnetSession:
         elif begins is not None:
             self._taken.take_over(anew=False)
         if self._taken is not None and begins is not None:
+            self._moment = begins
             self._taken.generation_begins(*begins)
+            self._controlnets.begin(*begins)
         if isinstance(self._taken, ForgeTakeover):
             self._taken.renewed()
         if self._taken is not None and not self._taken.stand_ins:
@@ -367,6 +379,15 @@ class UnetSession:
             self._taken = UnetTakeover([unet], wish, self._hook)
         self._taken.take_over()
 
+    def _hold_controlnets(self, models: list[nn.Module]) -> None:
+        """Whatever goes wrong leaves them to the WebUI."""
+        try:
+            if self._by is not None and self._hook is not None:
+                self._controlnets.hold(models, self._by, self._hook, self._moment)
+        except Exception as error:
+            host.say_once(f"ControlNet's blocks are the WebUI's: {trouble.once(error)}")
+            self._controlnets.give_back()
+
     def _fits(self, unet: nn.Module | None) -> bool:
         """Whether what is taken over may stay so. Other weights may have another dtype."""
         same = unet is self._unet and self._wish is self._by
@@ -376,10 +397,11 @@ class UnetSession:
 
     def _give_back(self) -> None:
         """Forgotten only when all of it is back: short of memory, the rest is given back later."""
+        self._controlnets.give_back()
         if self._taken is not None:
             self._taken.give_back()
         self._taken = self._unet = self._by = self._hook = None
-        self.rows = ()
+        self.rows = self.controlnets = ()
 
     def _in_truth(self, row: KindReport) -> KindReport:
         """With what the hook says of all calls of blocks, or of attention, at the moment."""

@@ -7,6 +7,7 @@ classifier-free guidance, in place of sd_samplers_kdiffusion.py.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,8 @@ class StableDiffusionProcessing:
                 t = torch.full((2 * len(x),), sigma)
                 script_callbacks.cfg_denoiser_callback(
                     script_callbacks.CFGDenoiserParams(
-                        latent, None, t, step, self.steps, cond, uncond
+                        *(latent, None, t, step, self.steps, cond, uncond),
+                        denoiser=SimpleNamespace(p=self),
                     )
                 )
                 both = shared.sd_model.apply_model(

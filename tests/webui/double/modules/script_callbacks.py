@@ -47,6 +47,7 @@ class CFGDenoiserParams:
         self.x, self.sigma = x, sigma
         self.sampling_step, self.total_sampling_steps = sampling_step, total_sampling_steps
         self.text_cond, self.text_uncond = text_cond, text_uncond
+        self.denoiser = denoiser
 
 
 callback_map: dict[str, list] = {f"callbacks_{category}": [] for category in _CATEGORIES}
