@@ -150,9 +150,9 @@ class Group:
 
     def exchange(self, sent: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
         """See Ranks. Shapes go by the CPUs' memory, so that no device is waited for."""
-        own = torch.stack([described(sent.get(rank, ())) for rank in range(self.size)])
+        own = torch.tensor([described(sent.get(rank, ())) for rank in range(self.size)])
         received = {
-            rank: blank(each[self.rank], self.device)
+            rank: blank(each[self.rank].tolist(), self.device)
             for rank, each in enumerate(self.gather(own))
             if rank != self.rank
         }

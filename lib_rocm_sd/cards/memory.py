@@ -41,6 +41,8 @@ class Shared:
         else:
             raise OSError("this system has no shared memory that is known")
         self._bytes: torch.Tensor | None = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.slots: dict[Any, tuple[Any, list[torch.Tensor]]] = {}
+        """What boards have found in it."""
 
     def _mapped(self, name: str) -> mmap.mmap:
         if name:
@@ -76,6 +78,7 @@ class Shared:
             with suppress(Exception), torch.cuda.device(self._device):
                 torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())  # type: ignore[no-untyped-call]
         self.is_pinned, self._bytes = False, None
+        self.slots.clear()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -102,6 +105,11 @@ looks from then on, and how often it asks whether the others are still there.
 """
 MOST_EXCHANGES = 1 << 20
 """Of one board."""
+MOST_RANKS = 16
+_FLAG_BYTES = MOST_RANKS * ALIGNMENT
+"""The memory begins with them: how many exchanges each rank has written for, in a cache line of its
+own. They lie there however many ranks a board has.
+"""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_TENSORS, _MOST_DIMS = 2, 5
 _HEADER = MOST_TENSORS * (2 + _MOST_DIMS)
@@ -113,6 +121,7 @@ class Board:
 
     `turn`: greater than that of every board before it in this memory. While this one waits for the
     others, `look(waited_s)` is called now and then: it raises RankError where one has failed.
+    ValueError for more than MOST_RANKS.
 
     Memory that was read in one exchange is written again in the one after the next. So who writes
     there knows by the exchange between that all others have read.
@@ -127,15 +136,16 @@ class Board:
         turn: int,
         look: Callable[[float], None],
     ) -> None:
+        if size > MOST_RANKS:
+            raise ValueError(f"{size} ranks are more than {MOST_RANKS}")
         self.rank, self.size = rank, size
         self.busy_ms = 0.0
         """What this process took between exchanges."""
         self._shared, self._device, self._look = shared, device, look
         self._others = [other for other in range(size) if other != rank]
         self._area = area_bytes(shared.size, size)
-        # A flag is how many exchanges its process has written for, in a cache line of its own.
-        flags = shared.tensor(2 * size * self._area, (size, ALIGNMENT // 8), torch.int64)
-        self._flags: Any = flags.numpy()[:, 0]
+        flags = shared.tensor(0, (MOST_RANKS, ALIGNMENT // 8), torch.int64)
+        self._flags: Any = flags.numpy()[:size, 0]
         self._exchanges = turn * MOST_EXCHANGES
         self._since = time.perf_counter()
 
@@ -162,37 +172,47 @@ class Board:
     def exchange(self, sent: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
         """See Ranks. ValueError where more than `row_bytes` are for one rank."""
         for rank, tensors in sent.items():
-            places = self._places(self.rank, rank, tensors)
-            places[0].copy_(described(tensors))
-            for place, tensor in zip(places[1:], tensors, strict=True):
+            description = described(tensors)
+            header, places = self._slot(self.rank, rank, description)
+            header[:] = description
+            for place, tensor in zip(places, tensors, strict=True):
                 place.copy_(tensor, non_blocking=True)
         self._meet()
         received = {}
         for rank in self._others:
-            received[rank] = blank(self._places(rank, self.rank, [])[0], self._device)
-            places = self._places(rank, self.rank, received[rank])
-            for place, tensor in zip(places[1:], received[rank], strict=True):
+            header, _ = self._slot(rank, self.rank, ())
+            description = tuple(header.tolist())
+            received[rank] = blank(description, self._device)
+            _, places = self._slot(rank, self.rank, description)
+            for place, tensor in zip(places, received[rank], strict=True):
                 tensor.copy_(place, non_blocking=True)
         self._exchanges += 1
         return received
 
-    def _places(
-        self, sender: int, receiver: int, tensors: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Where the sender's description of its tensors for the receiver lies, and they."""
-        most = row_bytes(self._shared.size, self.size)
-        offset, end = receiver * (most + _HEADER_BYTES), _HEADER_BYTES
-        places = [self._place(sender, offset, torch.empty(_HEADER, dtype=torch.int64))]
-        for tensor in tensors:
-            places.append(self._place(sender, offset + end, tensor))
-            end += aligned(tensor.nbytes)
-        if end > most + _HEADER_BYTES:
-            raise ValueError(f"more than {most} bytes are exchanged at once")
-        return places
+    def _slot(
+        self, sender: int, receiver: int, description: tuple[int, ...]
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """Where the sender describes what it sends to the receiver, and where such tensors lie;
+        looked up, since nothing is launched meanwhile.
+        """
+        key = (self.size, self._exchanges % 2, sender, receiver, description)
+        if key not in self._shared.slots:
+            most = row_bytes(self._shared.size, self.size)
+            begin = receiver * (most + _HEADER_BYTES)
+            header = self._place(sender, begin, torch.empty(_HEADER, dtype=torch.int64)).numpy()
+            places, end = [], begin + _HEADER_BYTES
+            for like in blank(description, torch.device("meta")):
+                places.append(self._place(sender, end, like))
+                end += aligned(like.nbytes)
+            if end - begin > most + _HEADER_BYTES:
+                raise ValueError(f"more than {most} bytes are exchanged at once")
+            self._shared.slots[key] = header, places
+        return self._shared.slots[key]
 
     def _place(self, rank: int, offset: int, like: torch.Tensor) -> torch.Tensor:
         area = self._exchanges % 2 * self.size + rank
-        return self._shared.tensor(area * self._area + offset, like.shape, like.dtype)
+        place = _FLAG_BYTES + area * self._area + offset
+        return self._shared.tensor(place, like.shape, like.dtype)
 
     def _meet(self) -> None:
         """Wait until all have written."""
@@ -210,32 +230,34 @@ class Board:
         self._since = time.perf_counter()
 
 
-def described(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """int64 numbers on the CPU, as many for any tensors, of which `blank` makes such tensors."""
+def described(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """As many numbers for any tensors, of which `blank` makes such tensors."""
     numbers: list[int] = []
     for tensor in tensors:
         shape = [*tensor.shape, *[0] * (_MOST_DIMS - tensor.ndim)]
         numbers += [1 + _DTYPES.index(tensor.dtype), tensor.ndim, *shape]
-    return torch.tensor(numbers + [0] * (_HEADER - len(numbers)))
+    return *numbers, *[0] * (_HEADER - len(numbers))
 
 
-def blank(description: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+def blank(description: Sequence[int], device: torch.device) -> list[torch.Tensor]:
     """Tensors without values, as they were `described`."""
     made = []
-    for dtype, dims, *shape in description.view(MOST_TENSORS, -1).tolist():
+    for first in range(0, len(description), 2 + _MOST_DIMS):
+        dtype, dims = description[first : first + 2]
         if dtype:
-            made.append(torch.empty(shape[:dims], dtype=_DTYPES[dtype - 1], device=device))
+            shape = description[first + 2 : first + 2 + dims]
+            made.append(torch.empty(shape, dtype=_DTYPES[dtype - 1], device=device))
     return made
 
 
 def board_bytes(size: int) -> int:
     """Bytes of shared memory for `size` processes."""
-    return 2 * size * AREA_BYTES + size * ALIGNMENT
+    return _FLAG_BYTES + 2 * size * AREA_BYTES
 
 
 def area_bytes(shared: int, size: int) -> int:
     """What one of `size` processes has of `shared` bytes in an exchange."""
-    return (shared - size * ALIGNMENT) // (2 * size) // ALIGNMENT * ALIGNMENT
+    return (shared - _FLAG_BYTES) // (2 * size) // ALIGNMENT * ALIGNMENT
 
 
 def row_bytes(shared: int, size: int) -> int:

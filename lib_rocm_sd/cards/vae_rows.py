@@ -8,7 +8,7 @@ whole image's order. So all rows together are the whole frame to the bit, if all
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import permutations
 
 import torch
@@ -34,28 +34,35 @@ it is little, and torch's own attention may give other bits for fewer queries.""
 
 @dataclass(eq=False)
 class SharedRun:
-    """A run's images by rank: `parts`, rows of the smallest image."""
+    """A run's images by rank: `parts`, rows of the smallest image.
+
+    By image and rank: `rows` are those that a rank makes, `needs` those that its part of the next
+    image is convolved from; no rows for attention, and of the last image.
+    """
 
     run: Run
     ranks: Ranks
     parts: Sequence[Rows]
+    rows: list[list[Rows]] = field(init=False)
+    needs: list[list[Rows]] = field(init=False)
 
-    def rows(self, image: int) -> list[Rows]:
-        """By rank, of an image."""
-        height = self.run.chain.sizes[image].height
-        by = 1 << round(height / _smallest(self.run.chain)).bit_length() - 1
-        rows = [(first * by, last * by) for first, last in self.parts]
-        return [*rows[:-1], (rows[-1][0], height)]
-
-    def needs(self, image: int) -> list[Rows]:
-        """By rank, of an image, what its part of the next one is convolved from; no rows for
-        attention, and after the last one.
-        """
-        following = self.run.chain.steps[image : image + 1]
-        if not following or isinstance(following[0], AttentionStep):
-            return [(first, first) for first, _ in self.rows(image)]
-        height = self.run.chain.sizes[image].height
-        return [needed_rows(following[0].kind, rows, height) for rows in self.rows(image + 1)]
+    def __post_init__(self) -> None:
+        chain = self.run.chain
+        smallest = _smallest(chain)
+        self.rows = []
+        for size in chain.sizes:
+            by = 1 << round(size.height / smallest).bit_length() - 1
+            rows = [(first * by, last * by) for first, last in self.parts]
+            self.rows.append([*rows[:-1], (rows[-1][0], size.height)])
+        self.needs = [
+            [(first, first) for first, _ in mine]
+            if isinstance(step, AttentionStep)
+            else [needed_rows(step.kind, rows, size.height) for rows in theirs]
+            for step, size, mine, theirs in zip(
+                chain.steps, chain.sizes, self.rows, self.rows[1:], strict=False
+            )
+        ]
+        self.needs.append([(first, first) for first, _ in self.rows[-1]])
 
 
 def _smallest(chain: Chain) -> int:
@@ -79,9 +86,9 @@ def make_shared(shared: SharedRun, image: torch.Tensor) -> torch.Tensor:
     run, me = shared.run, shared.ranks.rank
     chain = run.chain
     images: dict[int, torch.Tensor] = {}
-    x = InputRows(image, run.dtype).read(shared.needs(0)[me])
+    x = InputRows(image, run.dtype).read(shared.needs[0][me])
     for index, step in enumerate(chain.steps, 1):
-        own, needed = shared.rows(index)[me], shared.needs(index)[me]
+        own, needed = shared.rows[index][me], shared.needs[index][me]
         if isinstance(step, AttentionStep):
             whole = _attend(shared, index, images[index - 1])
             images[index] = whole[:, own[0] : own[1]].contiguous()
@@ -92,7 +99,7 @@ def make_shared(shared: SharedRun, image: torch.Tensor) -> torch.Tensor:
         images.pop(index - 2, None)
         run.tick()
     channels = chain.recipe.out_channels
-    sizes = [last - first for first, last in shared.rows(chain.last)]
+    sizes = [last - first for first, last in shared.rows[chain.last]]
     whole = shared.ranks.concatenate(images[chain.last][..., :channels], sizes, 1)
     return whole.permute(0, 3, 1, 2).contiguous()
 
@@ -103,12 +110,12 @@ def _convolve(
     """This rank's rows of an image, and those that its part of the next one needs, which begin
     and end in the same memory. Notes the whole image's norm where its reader wants one.
     """
-    run, ranks, all_rows, needs = shared.run, shared.ranks, shared.rows(image), shared.needs(image)
+    run, ranks, all_rows, needs = shared.run, shared.ranks, shared.rows[image], shared.needs[image]
     me, size = ranks.rank, run.chain.sizes[image]
     own, needed = all_rows[me], needs[me]
     top, end = min(own[0], needed[0]), max(own[1], needed[1])
     room = x.new_empty((len(x), end - top, size.width, size.channels))
-    action = Action(image, own, shared.needs(image - 1)[me], own, ())
+    action = Action(image, own, shared.needs[image - 1][me], own, ())
     wanted = run.ready[image - 1].next_norm is not None
     y = room[:, own[0] - top : own[1] - top]
     _, statistics = launch(run, action, x, before, y, wanted, False)
@@ -121,10 +128,9 @@ def _convolve(
         sent[other] = [*parts, *rows]
         first, last = _both(all_rows[other], needed)
         edges[other] = room[:, first - top : last - top] if first < last else None
+    pairs = permutations(range(ranks.size), 2)
     if wanted or any(
-        first < last
-        for mine, theirs in permutations(range(ranks.size), 2)
-        for first, last in [_both(all_rows[mine], needs[theirs])]
+        needs[b][0] < all_rows[a][1] and all_rows[a][0] < needs[b][1] for a, b in pairs
     ):
         received = ranks.exchange(sent)
         for other, edge in edges.items():
@@ -140,7 +146,7 @@ def _convolve(
 
 def _attend(shared: SharedRun, image: int, own: torch.Tensor) -> torch.Tensor:
     """Attention over all pixels: the whole image, on each rank."""
-    run, ranks, parts = shared.run, shared.ranks, shared.rows(image)
+    run, ranks, parts = shared.run, shared.ranks, shared.rows[image]
     ready, sizes = run.ready[image - 1], [last - first for first, last in parts]
     assert isinstance(ready, ReadyAttention)
     first, last = parts[ranks.rank]

@@ -42,13 +42,13 @@ def test_a_board_in_pieces() -> None:
     def exchange(board: Board) -> torch.Tensor:
         return board.concatenate(whole.split([3, 2], 1)[board.rank], [3, 2], 1)
 
-    for together in _by_two(Shared(2 * 2 * 1024 + 512), exchange):
+    for together in _by_two(Shared(4096 + 2 * 2 * 1024), exchange):
         assert torch.equal(together, whole)
 
 
 def test_tensors_of_other_shapes() -> None:
     """Each rank says by itself what it sends; a memory's second picture has other shapes."""
-    memory = Shared(2 * 2 * 4096 + 512)
+    memory = Shared(4096 + 2 * 2 * 4096)
     for turn, dtype in enumerate((torch.float16, torch.bfloat16)):
         given = [
             [torch.randn(1, 2 + turn, 1, 3, 4), torch.randn(1, 2, 5, 8).to(dtype)],
