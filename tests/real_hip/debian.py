@@ -5,13 +5,30 @@ from __future__ import annotations
 import sys
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.trials.place import Place
+from tests.verify import thunk
 from tools import debian_hip
 
 FILES = {"comgr": "libamd_comgr.so.2", "hiprtc": "libamdhip64.so.5"}
 """In what Debian has each compiler: hiprtc's functions are in HIP's library."""
+
+
+class Card(NamedTuple):
+    """A card of paper under a release's HIP, `library`."""
+
+    release: str
+    row: Arch
+    paper: thunk.Paper
+    library: str
+
+    @property
+    def place(self) -> Place:
+        return Place(0, "hip", "Card of paper", self.row, self.library, ())
 
 
 def under(

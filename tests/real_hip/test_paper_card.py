@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,31 +16,58 @@ import pytest
 pytest.importorskip("torch")
 
 from lib_rocm_sd.arch import PACKAGE, Arch, table
+from lib_rocm_sd.device import Facts, decide
 from lib_rocm_sd.ops import registry
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.runtime import build, clang, process, source
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.link import Link
-from lib_rocm_sd.trials.place import Place
 from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import FAULTED, PASSED, Verdict
-from tests.real_hip import debian
+from tests.real_hip.debian import Card
 from tests.runtime.code_objects import SCALE
-from tests.trials.scaling import SCALING, Scaling
+from tests.trials.scaling import SCALING, SPEC, Scaling
 from tests.trials.world import World
-from tests.verify import thunk
 from tests.verify.amdgpu import executor, launch
 from tests.waiting import wait_until
-from tools import debian_hip
 
-RELEASE = "bookworm"
-SPEC = KernelSpec(SCALE, "scale", (("THREADS", 64),))
+CARDS = (
+    *(("trixie", gfx) for gfx in ("gfx1100", "gfx1030", "gfx90a", "gfx942")),
+    *(("bookworm", gfx) for gfx in ("gfx90a", "gfx1030")),
+)
+SAID: dict[str, dict[str, Any]] = {
+    "bookworm": {
+        "others": ["LaunchError: hipModuleLoadData: hipErrorSharedObjectInitFailed (303)"] * 2,
+        "blocks": [
+            "LaunchError: hipModuleLaunchKernel: hipErrorLaunchFailure (719)",
+            "LaunchError: hipModuleLaunchKernel: hipErrorInvalidConfiguration (9)",
+        ],
+        "function": "LaunchError: hipModuleGetFunction: hipErrorNotFound (500)",
+        "memory": "DeviceOutOfMemoryError: hipMalloc: hipErrorOutOfMemory (2)",
+        "card": "LaunchError: hipSetDevice: hipErrorInvalidDevice (101)",
+    },
+    "trixie": {
+        "others": [
+            "LaunchError: hipModuleLoadData: shared object initialization failed (303)",
+            None,
+        ],
+        "blocks": [
+            "LaunchError: hipModuleLaunchKernel: unspecified launch failure (719)",
+            "LaunchError: hipModuleLaunchKernel: invalid argument (1)",
+        ],
+        "function": "LaunchError: hipModuleGetFunction: named symbol not found (500)",
+        "memory": "DeviceOutOfMemoryError: hipMalloc: out of memory (2)",
+        "card": "LaunchError: hipSetDevice: invalid device ordinal (101)",
+    },
+}
+"""What HIP 5.2 and 5.7 say."""
 OPS = ("attention", "conv 3x3", "group norm", "layer norm", "linear")
 LIMIT_S, HANG_LIMIT_S = 600, 3
 FILL = "__amd_rocclr_fillBufferAligned"
 ASKED = """
-import json, sys
+import json, re, sys
+from ctypes import byref, c_float, c_void_p, create_string_buffer
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import numpy as np
@@ -66,20 +92,34 @@ x, out = card.allocate(800), card.allocate(4096)
 numbers = np.arange(200, dtype=np.float32)
 card.write(x, numbers.tobytes())
 launcher = BareLauncher(card.driver, 0, table()[gfx], lambda spec: Path(right).read_bytes())
-found = []
-for stream in (0, card.new_stream()):
+hip, events, elapsed = card.driver._library, (c_void_p * 2)(), c_float()
+for place in range(2):
+    assert hip.hipEventCreate(byref(events, 8 * place)) == 0
+begin, end = map(c_void_p, events)
+found, elapsed_ms = [], []
+for stream in (0, card.new_stream(), card.new_stream()):
     card.fill(out, 0xA5, 4096)
     card.synchronise()
     launcher.stream = stream
+    assert hip.hipEventRecord(begin, c_void_p(stream)) == 0
     launcher(KernelSpec("scale.hip", "scale"), 4, 64, ScaleParams(x, out, 200, 2.5), Device(0))
+    assert hip.hipEventRecord(end, c_void_p(stream)) == 0
+    assert hip.hipStreamWaitEvent(c_void_p(0), end, 0) == 0
     card.synchronise()
+    assert hip.hipEventElapsedTime(byref(elapsed), begin, end) == 0
+    elapsed_ms.append(elapsed.value)
     found.append(card.read(out, 804).hex())
+properties = create_string_buffer(1 << 13)  # begins with the name
+assert hip.hipGetDeviceProperties(properties, 0) == 0
+arch_name = re.search(rb"gfx[0-9a-f]+[:a-z0-9+-]*", properties.raw)[0].decode()
 module = card.driver.load(Path(right).read_bytes())
 function, params = card.driver.function(module, "scale"), ScaleParams(x, out, 200, 2.5)
 card.free(x)
 print(json.dumps({
     "free": free,
     "found": found,
+    "elapsed_ms": elapsed_ms,
+    "properties": [properties.value.decode(), arch_name],
     "others": [trouble(card.driver.load, Path(other).read_bytes()) for other in others],
     "blocks": [
         trouble(card.driver.launch, function, 1, block, 0, 0, params) for block in (128, 1025)
@@ -91,41 +131,19 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(scope="session")
-def preload(folder: Path) -> Path:
-    try:
-        root = debian_hip.libraries(RELEASE).parents[2]
-        return thunk.built(folder, root / "usr" / "include")
-    except (debian_hip.MissingError, thunk.MissingError) as error:
-        pytest.skip(str(error))
+def on(*cards: tuple[str, str]) -> pytest.MarkDecorator:
+    names = [f"{release}-{gfx}" for release, gfx in cards]
+    return pytest.mark.parametrize("card", cards, indirect=True, ids=names)
 
 
-@pytest.fixture(params=list(thunk.CARDS))
-def row(request: pytest.FixtureRequest) -> Arch:
-    if reason := launch.missing(request.param):
-        pytest.skip(reason)
-    return table()[request.param]
-
-
-@pytest.fixture
-def paper(
-    row: Arch, preload: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[thunk.Paper]:
-    """Children have this card."""
-    debian.under(RELEASE, folder, monkeypatch, preload)
-    made = thunk.Paper()
-    for name, value in made.environment(row.gfx).items():
-        monkeypatch.setenv(name, value)
-    yield made
-    assert not [line for line in made.notes() if "not supported" in line]
-    made.end()
-
-
+@on(*CARDS)
 def test_the_runtime_does_what_it_is_asked(
-    row: Arch, paper: thunk.Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It refuses another GPU's code, and a newer version of code objects than is asked of clang."""
-    codes = [launch.built(SPEC, row), launch.built(SPEC, table()["gfx1100"])]
+    """It refuses another GPU's code; 5.2 also a newer version of code objects than ours."""
+    row = card.row
+    other = table()["gfx1100" if row.gfx != "gfx1100" else "gfx1030"]
+    codes = [launch.built(SPEC, row), launch.built(SPEC, other)]
     newer = [each.replace("version=4", "version=5") for each in clang._DEVICE_OPTIONS]
     monkeypatch.setattr(clang, "_DEVICE_OPTIONS", newer)
     compiler, text = launch.compiler(), source.flatten(SCALE)
@@ -135,35 +153,26 @@ def test_the_runtime_does_what_it_is_asked(
     files = [str(tmp_path / str(place)) for place in range(len(codes))]
     for file, code in zip(files, codes, strict=True):
         Path(file).write_bytes(code)
-    library = str(debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"])
-    words = [sys.executable, "-c", ASKED, str(PACKAGE.parent), library, row.gfx, *files]
+    words = [sys.executable, "-c", ASKED, str(PACKAGE.parent), card.library, row.gfx, *files]
     done = process.run(words, limit_s=120)
     assert not done.trouble, done.output
     answer = json.loads(done.output.splitlines()[-1])
     x = [float(place) for place in range(200)]
     right = np.array([2.5 * x[i] + x[i ^ 1] for i in range(200)], np.float32).tobytes()
-    assert answer.pop("found") == [(right + b"\xa5" * 4).hex()] * 2
-    assert answer == {
-        "free": 1 << 30,
-        "others": ["LaunchError: hipModuleLoadData: hipErrorSharedObjectInitFailed (303)"] * 2,
-        "blocks": [
-            "LaunchError: hipModuleLaunchKernel: hipErrorLaunchFailure (719)",
-            "LaunchError: hipModuleLaunchKernel: hipErrorInvalidConfiguration (9)",
-        ],
-        "function": "LaunchError: hipModuleGetFunction: hipErrorNotFound (500)",
-        "memory": "DeviceOutOfMemoryError: hipMalloc: hipErrorOutOfMemory (2)",
-        "card": "LaunchError: hipSetDevice: hipErrorInvalidDevice (101)",
-    }
-    assert paper.wrong == []
-    assert [each for each in paper.launched if each[0] == "scale"] == [("scale", 4, 64)] * 2
-    assert FILL in {name for name, _, _ in paper.launched}
-    assert {"barrier and", "vendor packet of format 1"} <= set(paper.notes())
+    assert answer.pop("found") == [(right + b"\xa5" * 4).hex()] * 3
+    assert all(0 < elapsed_ms < 1e6 for elapsed_ms in answer.pop("elapsed_ms"))
+    name, gcn_arch = answer.pop("properties")
+    facts = Facts("cuda", 0, name, "5.7", gcn_arch)
+    assert (name, decide(facts, {}).gfx) == ("Card of paper", row.gfx), gcn_arch
+    assert answer == {"free": 1 << 30, **SAID[card.release]}
+    assert card.paper.wrong == []
+    assert [each for each in card.paper.launched if each[0] == "scale"] == [("scale", 4, 64)] * 3
+    assert FILL in {name for name, _, _ in card.paper.launched}
+    assert {"barrier and", "vendor packet of format 1"} <= set(card.paper.notes())
 
 
-def tried(row: Arch, subject: Subject) -> Verdict:
-    library = debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"]
-    place = Place(0, "hip", "Card of paper", row, str(library), ())
-    ((_, verdict),) = Conductor(place, class_limit_s=LIMIT_S).run([subject])
+def tried(card: Card, subject: Subject) -> Verdict:
+    ((_, verdict),) = Conductor(card.place, class_limit_s=LIMIT_S).run([subject])
     return verdict
 
 
@@ -184,61 +193,49 @@ def scaling_of(row: Arch, patch: pytest.MonkeyPatch, spec: KernelSpec = SPEC) ->
     return Subject.of(SCALING, SCALING.variants[0], None, Scaling(1024, 2.0), row)
 
 
-def test_a_trial_passes(
-    row: Arch, paper: thunk.Paper, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verdict = tried(row, scaling_of(row, monkeypatch))
-    assert verdict.outcome == PASSED and verdict.error is not None, verdict.reason
-    assert [name for name, _, _ in paper.launched].count("scale") >= 3
-
-
 @pytest.mark.parametrize("name", OPS)
-def test_a_trial_of_an_op_passes(
-    name: str, row: Arch, paper: thunk.Paper, fresh_cache: Path
-) -> None:
+@on(*CARDS)
+def test_a_trial_of_an_op_passes(name: str, card: Card, fresh_cache: Path) -> None:
     (op,) = (each for each in registry.ops() if each.name == name)
     variant, (_, problem) = op.variants[0], op.usual[0]
     if isinstance(problem, ConvProblem):
         problem = replace(problem, in_channels=64, out_channels=64)
-    config = next(iter(variant.configs(row, problem)))
-    subject = Subject.of(op, variant, config, problem, row)
-    verdict = tried(row, subject)
-    assert verdict.outcome == PASSED and paper.wrong == [], verdict.reason
-    assert {spec.entry for spec in subject.specs} & {entry for entry, _, _ in paper.launched}
+    config = next(iter(variant.configs(card.row, problem)))
+    subject = Subject.of(op, variant, config, problem, card.row)
+    verdict = tried(card, subject)
+    assert verdict.outcome == PASSED and card.paper.wrong == [], verdict.reason
+    assert {spec.entry for spec in subject.specs} & {entry for entry, _, _ in card.paper.launched}
 
 
-@pytest.mark.parametrize("row", ["gfx1030"], indirect=True)
+@on(("trixie", "gfx1100"))
 def test_a_hang_is_ended_and_remembered(
-    row: Arch,
-    paper: thunk.Paper,
-    fresh_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    card: Card, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its dispatch never completes, so the child waits within HIP's own synchronisation."""
     monkeypatch.setattr(executor, "MOST_STEPS", 10_000)
     endless = changed(tmp_path, "p.out[i] =", "for (;;) ((volatile float*)p.out)[i] =")
-    library = str(debian_hip.libraries(RELEASE) / debian.FILES["hiprtc"])
-    place = Place(0, "hip", "Card of paper", row, library, ())
-    scaling_of(row, monkeypatch, endless)
+    scaling_of(card.row, monkeypatch, endless)
     receive = Link.receive
 
     def once_it_hangs(link: Link, limit_s: float) -> dict[str, Any] | None:
         answer = receive(link, limit_s)
-        return answer if wait_until(lambda: paper.wrong or not _is_trying(answer)) else None
+        is_trying = answer is not None and answer["kind"] == "trying"
+        assert not is_trying or wait_until(lambda: card.paper.wrong)
+        return answer
 
-    monkeypatch.setattr(Link, "receive", once_it_hangs)
-    world = World(place, tmp_path / "journal", HANG_LIMIT_S)
-    assert world.run() == "torch"
-    world.settled()
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "receive", once_it_hangs)
+        world = World(card.place, tmp_path / "journal", HANG_LIMIT_S)
+        assert world.run() == "torch"
+        world.settled()
     assert world.run() == "torch" and world.launch.count == 0
     said = f"hung: Scaling(count=128, factor=2.0, dtype='float32'): no answer within {HANG_LIMIT_S}"
     assert said in world.why()
-    assert ["not at an end" in each for each in paper.wrong] == [True]
-    later = World(place, tmp_path / "journal", LIMIT_S)
+    assert ["not at an end" in each for each in card.paper.wrong] == [True]
+    later = World(card.place, tmp_path / "journal", LIMIT_S)
     assert later.run() == later.run(3.0) == "torch" and later.children == 0
     assert later.why() == world.why() and "we stopped testing" in later.why(3.0)
-    scaling_of(row, monkeypatch)
+    scaling_of(card.row, monkeypatch)
     assert later.gate.ask() == 2  # the user has pressed "Check this card"
     later.settled()
     assert later.run() == later.run(3.0) == "rocm_sd"
@@ -246,19 +243,12 @@ def test_a_hang_is_ended_and_remembered(
         each.gate.stop()
 
 
-def _is_trying(answer: dict[str, Any] | None) -> bool:
-    return answer is not None and answer["kind"] == "trying"
-
-
+@on(CARDS[0], CARDS[-1])
 def test_an_address_outside_of_memory_is_the_runtimes_own_fault(
-    row: Arch,
-    paper: thunk.Paper,
-    fresh_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    card: Card, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wrong = changed(tmp_path, "p.out[i] =", "p.out[i + (i64(1) << 44)] =")
-    verdict = tried(row, scaling_of(row, monkeypatch, wrong))
+    verdict = tried(card, scaling_of(card.row, monkeypatch, wrong))
     assert verdict.outcome == FAULTED
     assert "Memory access fault by GPU node-1" in verdict.reason
-    assert len(paper.wrong) == 1 and "lie in no buffer" in paper.wrong[0]
+    assert len(card.paper.wrong) == 1 and "lie in no buffer" in card.paper.wrong[0]

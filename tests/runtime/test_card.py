@@ -58,7 +58,7 @@ def test_the_bare_launcher_asks_nothing_of_torch(library: Any) -> None:
 
     def code(spec: KernelSpec) -> bytes:
         asked.append(spec)
-        return b"\x7fELF" + b"\0" * 60
+        return b"\0" * 64
 
     row = arch.table()["sm_80"]  # whose code is not looked into
     launch = BareLauncher(HipCard(library, 0).driver, 0, row, code)

@@ -1,7 +1,8 @@
 /* The part of the HIP runtime's C interface that lib_rocm_sd calls, as AMD declares it, strict.
 
    Every argument is looked at as the callee receives it. What a driver would crash on, or take
-   for something else, becomes a line of `complaints`; what it would refuse becomes its status.
+   for something else, becomes a line of `complaints`; what it would refuse becomes its status:
+   that of HIP 5.7.1, with which tests/real_hip/test_call_by_call.py compares each.
    Launches are handed to a function of the test's, which may execute them. Not thread-safe.
 
    A process that no test reaches is told by ROCM_SD_FAKE_HIP what to do: it executes tests/data's
@@ -27,8 +28,10 @@ enum {
     hipSuccess = 0,
     hipErrorInvalidValue = 1,
     hipErrorOutOfMemory = 2,
-    hipErrorInvalidImage = 200,
-    hipErrorNoBinaryForGpu = 209,
+    hipErrorInvalidConfiguration = 9,
+    hipErrorInvalidDevice = 101,
+    hipErrorInvalidKernelFile = 218,
+    hipErrorSharedObjectInitFailed = 303,
     hipErrorInvalidHandle = 400,
     hipErrorNotFound = 500,
     hipErrorLaunchOutOfResources = 701,
@@ -141,30 +144,75 @@ static int scripted(const char *how, int number) {
            atoi(script + length + 1) == number;
 }
 
-hipError_t hipSetDevice(int index) { return index ? last_error = 101 : hipSuccess; }
-hipError_t hipDriverGetVersion(int *version) { return *version = 60443483, hipSuccess; }
-hipError_t hipRuntimeGetVersion(int *version) { return *version = 60443483, hipSuccess; }
-hipError_t hipDeviceSynchronize(void) { return last_error = sticky; }
+static int status(int code) { return code ? last_error = code : hipSuccess; }
+
+hipError_t hipSetDevice(int index) { return status(index ? hipErrorInvalidDevice : 0); }
+
+static int version(int *to) {
+    if (!to) return status(hipErrorInvalidValue);
+    return *to = 60443483, hipSuccess;
+}
+
+hipError_t hipDriverGetVersion(int *to) { return version(to); }
+hipError_t hipRuntimeGetVersion(int *to) { return version(to); }
+hipError_t hipDeviceSynchronize(void) { return status(sticky); }
+
+static struct { char *at; size_t size; } blocks[MOST_HANDLES];
+
+/* The block that has this byte, -1 where none has. */
+static int block_of(const void *pointer) {
+    for (int i = 0; i < MOST_HANDLES; i++)
+        if (blocks[i].at && (size_t)((char *)pointer - blocks[i].at) < blocks[i].size) return i;
+    return -1;
+}
+
+static int is_beyond(int block, const void *pointer, size_t size) {
+    return block >= 0 && size > blocks[block].size - (size_t)((char *)pointer - blocks[block].at);
+}
 
 hipError_t hipMalloc(void **pointer, size_t size) {
-    if (scripted("oom", ++allocations)) return last_error = hipErrorOutOfMemory;
-    *pointer = aligned_alloc(256, (size + 255) / 256 * 256);
+    if (!pointer) return status(hipErrorInvalidValue);
+    int i = 0;
+    while (i < MOST_HANDLES && blocks[i].at) i++;
+    if (scripted("oom", ++allocations) || size > FREE_BYTES || i == MOST_HANDLES)
+        return status(hipErrorOutOfMemory);
+    *pointer = size ? aligned_alloc(256, (size + 255) / 256 * 256) : NULL;
+    blocks[i].at = *pointer;
+    blocks[i].size = size;
     return sticky;
 }
 
-hipError_t hipFree(void *pointer) { return free(pointer), sticky; }
-hipError_t hipMemset(void *to, int value, size_t size) { return memset(to, value, size), sticky; }
+hipError_t hipFree(void *pointer) {
+    int block = block_of(pointer);
+    if (pointer && (block < 0 || blocks[block].at != pointer)) return status(hipErrorInvalidValue);
+    if (pointer) blocks[block].at = NULL;
+    return free(pointer), sticky;
+}
 
+hipError_t hipMemset(void *to, int value, size_t size) {
+    int block = block_of(to);
+    if (size && (block < 0 || is_beyond(block, to, size))) return status(hipErrorInvalidValue);
+    return size ? memset(to, value, size) : NULL, sticky;
+}
+
+/* HIP takes any direction, and finds by the pointers which it is. */
 hipError_t hipMemcpy(void *to, const void *from, size_t size, int kind) {
     if (kind != 1 && kind != 2) return complain("hipMemcpy of kind %d\n", kind);
-    return memcpy(to, from, size), sticky;
+    int target = block_of(to), source = block_of(from);
+    if (size && ((target < 0 && source < 0) || is_beyond(target, to, size) ||
+                 is_beyond(source, from, size)))
+        return status(hipErrorInvalidValue);
+    return size ? memcpy(to, from, size) : NULL, sticky;
 }
 
 hipError_t hipMemGetInfo(size_t *available, size_t *total) {
-    return *available = *total = FREE_BYTES, sticky;
+    if (available) *available = FREE_BYTES;
+    if (total) *total = FREE_BYTES;
+    return sticky;
 }
 
 hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned flags) {
+    if (!stream || flags > 1) return status(hipErrorInvalidValue);
     if (flags != 1) return complain("a stream with flags %u\n", flags);
     return *stream = test_stream(), sticky;
 }
@@ -235,11 +283,12 @@ hipError_t hipModuleLoadData(hipModule_t *module, const void *image) {
     if (failing("hipModuleLoadData")) return last_error;
     if (!module || !image) return complain("hipModuleLoadData: a null pointer\n");
     const Elf64_Ehdr *head = image;
-    if (memcmp(head->e_ident, ELFMAG "\2\1\1", 7) || head->e_machine != MACHINE_AMDGPU ||
+    if (memcmp(head->e_ident, ELFMAG, 4)) return status(hipErrorInvalidKernelFile);
+    if (memcmp(head->e_ident + 4, "\2\1\1", 3) || head->e_machine != MACHINE_AMDGPU ||
         head->e_ident[EI_OSABI] != ABI_HSA)
-        return last_error = hipErrorInvalidImage;
+        return complain("hipModuleLoadData: an ELF file that is no code object\n");
     if (machine && (int)(head->e_flags & 0xff) != machine)
-        return last_error = hipErrorNoBinaryForGpu;
+        return status(hipErrorSharedObjectInitFailed);
     hipModule_t loaded = made(MODULE, sizeof *loaded);
     loaded->image = image;
     loaded->size = head->e_shoff + (size_t)head->e_shnum * head->e_shentsize;
@@ -251,10 +300,10 @@ hipError_t hipModuleLoadData(hipModule_t *module, const void *image) {
 
 hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *name) {
     if (failing("hipModuleGetFunction")) return last_error;
-    if (!function || !name) return complain("hipModuleGetFunction: a null pointer\n");
-    if (!is(MODULE, module)) return last_error = hipErrorInvalidHandle;
-    const unsigned char *described = descriptor(module->image, name);
-    if (!described) return last_error = hipErrorNotFound;
+    if (!function || !name || !*name) return complain("hipModuleGetFunction: an empty argument\n");
+    if (!module) return status(hipErrorInvalidHandle);
+    const unsigned char *described = is(MODULE, module) ? descriptor(module->image, name) : NULL;
+    if (!described) return status(hipErrorNotFound);
     hipFunction_t found = made(FUNCTION, sizeof *found);
     found->module = module;
     snprintf(found->name, sizeof found->name, "%s", name);
@@ -280,11 +329,12 @@ hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned gridX, unsigned gridY
                                  unsigned dynamicLds, hipStream_t stream, void **kernelParams,
                                  void **extra) {
     if (failing("hipModuleLaunchKernel")) return last_error;
-    if (!is(FUNCTION, f)) return last_error = hipErrorInvalidHandle;
-    if (stream && !is(STREAM, stream)) return last_error = hipErrorInvalidHandle;
+    if (!is(FUNCTION, f)) return status(hipErrorInvalidHandle);
+    if (stream && !is(STREAM, stream)) return status(hipErrorInvalidValue);
     if (gridY != 1 || gridZ != 1 || blockY != 1 || blockZ != 1)
         return complain("grid y z %u %u, block y z %u %u\n", gridY, gridZ, blockY, blockZ);
-    if (!gridX || !blockX || blockX > MOST_WORK_ITEMS || (uint64_t)gridX * blockX >> 32)
+    if ((uint64_t)gridX * blockX >> 32) return status(hipErrorInvalidConfiguration);
+    if (!gridX || !blockX || blockX > MOST_WORK_ITEMS)
         return complain("%u groups of %u work-items\n", gridX, blockX);
     if (dynamicLds) return complain("%u bytes of LDS beyond the kernel's own\n", dynamicLds);
     if (kernelParams || !extra) return complain("kernelParams %p, extra %p\n", (void *)kernelParams,
@@ -320,15 +370,19 @@ const char *hipGetErrorString(hipError_t status) {
     case hipSuccess: return "no error";
     case hipErrorInvalidValue: return "invalid argument";
     case hipErrorOutOfMemory: return "out of memory";
+    case hipErrorInvalidConfiguration: return "invalid configuration argument";
     case 98: return "invalid device function";
     case 100: return "no ROCm-capable device is detected";
-    case hipErrorInvalidImage: return "device kernel image is invalid";
-    case hipErrorNoBinaryForGpu: return "no kernel image is available for execution on the device";
+    case hipErrorInvalidDevice: return "invalid device ordinal";
+    case 200: return "device kernel image is invalid";
+    case 209: return "no kernel image is available for execution on the device";
+    case hipErrorInvalidKernelFile: return "invalid kernel file";
+    case hipErrorSharedObjectInitFailed: return "shared object initialization failed";
     case hipErrorInvalidHandle: return "invalid resource handle";
     case hipErrorNotFound: return "named symbol not found";
     case 700: return "an illegal memory access was encountered";
     case hipErrorLaunchOutOfResources: return "too many resources requested for launch";
     case 719: return "unspecified launch failure";
-    default: return "unrecognized error code";
+    default: return "unknown error";
     }
 }

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +22,15 @@ from tests.verify.amdgpu.errors import EndlessError, ExecutionError, OutOfBounds
 from tests.verify.amdgpu.memory import Memory
 
 SOURCE = Path(__file__).parent / "thunk.c"
-CARDS = {"gfx1030": "10 3 0 40 2 16 32", "gfx90a": "9 0 10 104 4 8 64"}
-"""What thunk.c is told: the gfx id, CUs, SIMDs of a CU, waves of a SIMD, lanes of a wave."""
+CARDS = {
+    "gfx1030": "10 3 0 40 2 16 32 143",
+    "gfx90a": "9 0 10 104 4 8 64 141",
+    "gfx1100": "11 0 0 48 4 16 32 145",
+    "gfx942": "9 4 2 304 4 8 64 141",
+}
+"""What thunk.c is told: the gfx id, CUs, SIMDs of a CU, waves of a SIMD, lanes of a wave, and the
+family, which newer runtimes look at (AMDGPU_FAMILY_* of amdgpu_drm.h).
+"""
 _WORD = struct.Struct("<Q")
 _PACKET = struct.Struct("<HHHHHHIIIIIQQQQ")
 """HSA's kernel dispatch packet: header, setup, work-group, grid, segments, addresses."""
@@ -44,7 +50,7 @@ def built(folder: Path, include: Path) -> Path:
     if compiler is None or not (include / "hsakmt.h").is_file():
         raise MissingError("no C compiler" if compiler is None else f"{include} has no hsakmt.h")
     made, versions = folder / "libhsakmt.so.1", folder / "versions"
-    versions.write_text("HSAKMT_1 { global: hsaKmt*; local: *; };\n", encoding="utf-8")
+    versions.write_text("HSAKMT_1 { global: hsaKmt*; amdgpu_*; drm*; local: *; };\n", "utf-8")
     linked = (f"-Wl,-soname,{made.name}", f"-Wl,--version-script={versions}", "-lpthread")
     command = [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", f"-I{include}", str(SOURCE)]
     subprocess.run([*command, "-o", str(made), *linked], check=True, capture_output=True)
@@ -55,13 +61,11 @@ class Paper:
     """Executes what processes of `environment(gfx)` dispatch, until `end`.
 
     `launched`: each kernel's name, work-groups and block; `wrong`: what the executor raised.
-    `changed` may alter a code object before a kernel of it is executed.
     """
 
     def __init__(self) -> None:
         self.launched: list[tuple[str, int, int]] = []
         self.wrong: list[str] = []
-        self.changed: Callable[[bytes], bytes] = lambda code: code
         self._folder = tempfile.TemporaryDirectory()  # a socket's name has 107 characters at most
         self._notes, self._path = (Path(self._folder.name, name) for name in ("notes", "socket"))
         self._server = socket.socket(socket.AF_UNIX)
@@ -108,7 +112,7 @@ class Paper:
     def _execute(self, process: _Process, at: int) -> int | None:
         """0, or the address that the process must not touch; None where the kernel hangs."""
         packet = process.read(at, _PACKET.size)
-        (_, _, block, _, _, _, grid, *_, kernel, arguments, _, _) = _PACKET.unpack(packet)
+        (_, _, block, *flat, _, grid, y, z, _, _, kernel, arguments, _, _) = _PACKET.unpack(packet)
         found = process.kernel(kernel)
         if found is None:
             self.launched.append(_own(process, arguments))
@@ -116,12 +120,13 @@ class Paper:
         code, entry = found
         size = struct.unpack("<I", process.read(kernel + 8, 4))[0]
         self.launched.append((entry, grid // block, block))
+        if [*flat, y, z] != [1, 1, 1, 1]:
+            self.wrong.append(f"{entry}: a launch of more than one dimension")
+            return _LEAST_FAULT
         kernarg = process.read(arguments, size)
         memory = process.memory()
         try:
-            executor.run(
-                self.changed(code), entry, kernarg, grid // block, block, memory, packet=packet
-            )
+            executor.run(code, entry, kernarg, grid // block, block, memory, packet=packet)
         except ExecutionError as error:
             self.wrong.append(f"{entry}: {error}")
             if isinstance(error, EndlessError):

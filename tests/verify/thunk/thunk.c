@@ -40,16 +40,17 @@ static void note(const char *form, ...) {
 
 // -- the machine ---------------------------------------------------------------------------------------------------------
 
-// ROCM_SD_PAPER_CARD: major, minor and stepping of the gfx id, CUs, SIMDs of a CU, waves of a SIMD, lanes of a wave.
-static struct { unsigned major, minor, stepping, cus, simds, waves, lanes; } gpu;
+// ROCM_SD_PAPER_CARD: major, minor and stepping of the gfx id, CUs, SIMDs of a CU, waves of a SIMD, lanes of a wave,
+// family by amdgpu_drm.h.
+static struct { unsigned major, minor, stepping, cus, simds, waves, lanes, family; } gpu;
 enum { LDS_KB = 64 };
 static const HSAuint64 kLds = 1ull << 48, kScratch = 2ull << 48, kMemory = 1ull << 30;  // less than trials of far addresses want
 
 Status hsaKmtOpenKFD(void) {
     const char *card = getenv("ROCM_SD_PAPER_CARD");
-    int count = sscanf(card ? card : "", "%u %u %u %u %u %u %u", &gpu.major, &gpu.minor, &gpu.stepping, &gpu.cus, &gpu.simds, &gpu.waves,
-                       &gpu.lanes);
-    return count == 7 ? OK : HSAKMT_STATUS_KERNEL_IO_CHANNEL_NOT_OPENED;
+    int count = sscanf(card ? card : "", "%u %u %u %u %u %u %u %u", &gpu.major, &gpu.minor, &gpu.stepping, &gpu.cus, &gpu.simds,
+                       &gpu.waves, &gpu.lanes, &gpu.family);
+    return count == 8 ? OK : HSAKMT_STATUS_KERNEL_IO_CHANNEL_NOT_OPENED;
 }
 Status hsaKmtCloseKFD(void) { return OK; }
 Status hsaKmtGetVersion(HsaVersionInfo *info) {
@@ -81,6 +82,9 @@ Status hsaKmtGetNodeProperties(HSAuint32 node, HsaNodeProperties *p) {
     for (int i = 0; name[i]; i++) p->MarketingName[i] = name[i];
     strcpy((char *)p->AMDName, "paper");
     p->NumCpQueues = 8, p->UniqueID = 0x1234;
+    HSAuint32 later[] = {1, 0x4321, gpu.family};  // NumXcc, KFDGpuID, FamilyID of hsakmttypes.h 6.2.4
+    _Static_assert(sizeof later == sizeof p->Reserved, "another hsakmttypes.h");
+    memcpy(p->Reserved, later, sizeof later);
     return OK;
 }
 Status hsaKmtGetNodeMemoryProperties(HSAuint32 node, HSAuint32 count, HsaMemoryProperties *p) {
@@ -413,6 +417,48 @@ Status hsaKmtDestroyQueue(HSA_QUEUEID id) {
     return OK;
 }
 Status hsaKmtSetQueueCUMask(HSA_QUEUEID id, HSAuint32 count, HSAuint32 *mask) { return OK; }
+
+// -- what HSA 6.1 asks for besides: Debian 13's hsakmt.h and amdgpu.h ----------------------------------------------------
+
+Status hsaKmtAvailableMemory(HSAuint32 node, HSAuint64 *bytes) {
+    *bytes = kMemory;
+    return OK;
+}
+Status hsaKmtGetRuntimeCapabilities(HSAuint32 *mask) {
+    *mask = 0;
+    return OK;
+}
+Status hsaKmtGetAMDGPUDeviceHandle(HSAuint32 node, void **device) {
+    *device = &gpu;
+    return OK;
+}
+int amdgpu_query_gpu_info(void *device, HSAuint32 *info) {  // the first words of amdgpu.h's struct
+    memset(info, 0, 76);
+    info[3] = gpu.family, info[18] = 1000000;  // kHz, as in hsaKmtGetClockCounters
+    return 0;
+}
+Status hsaKmtWaitOnMultipleEvents_Ext(HsaEvent *wanted[], HSAuint32 count, bool all, HSAuint32 ms, uint64_t *age) {
+    return hsaKmtWaitOnMultipleEvents(wanted, count, all, ms);
+}
+Status hsaKmtWaitOnEvent_Ext(HsaEvent *event, HSAuint32 ms, uint64_t *age) { return hsaKmtWaitOnEvent(event, ms); }
+
+UNKNOWN(amdgpu_bo_cpu_map)
+UNKNOWN(amdgpu_bo_export)
+UNKNOWN(amdgpu_bo_free)
+UNKNOWN(amdgpu_bo_import)
+UNKNOWN(amdgpu_bo_va_op)
+UNKNOWN(drmCommandWriteRead)
+UNKNOWN(hsaKmtDbgDisable)
+UNKNOWN(hsaKmtDbgEnable)
+UNKNOWN(hsaKmtDbgGetDeviceData)
+UNKNOWN(hsaKmtDbgGetQueueData)
+UNKNOWN(hsaKmtExportDMABufHandle)
+UNKNOWN(hsaKmtOpenSMI)
+UNKNOWN(hsaKmtReplaceAsanHeaderPage)
+UNKNOWN(hsaKmtReturnAsanHeaderPage)
+UNKNOWN(hsaKmtSPMAcquire)
+UNKNOWN(hsaKmtSPMRelease)
+UNKNOWN(hsaKmtSPMSetDestBuffer)
 
 UNKNOWN(hsaKmtAllocQueueGWS)
 UNKNOWN(hsaKmtRegisterGraphicsHandleToNodes)
