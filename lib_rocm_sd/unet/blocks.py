@@ -32,7 +32,7 @@ from lib_rocm_sd.unet.parts import (
     Transformer,
     TransformerCall,
 )
-from lib_rocm_sd.unet.shared import Embeddings, Prompts
+from lib_rocm_sd.unet.shared import Embeddings, Prompts, Regions
 from lib_rocm_sd.unet.spot import SpotCheck
 from lib_rocm_sd.unet.weights import UnetWeights
 
@@ -48,6 +48,7 @@ class Means:
     attends: Callable[[nn.Module], str]
     embeddings: Embeddings
     prompts: Prompts
+    regions: Regions
     graphs: Graphs
     inner: Callable[[nn.Module, torch.Tensor, Mapping[str, Any]], Inner | None]
     spot: SpotCheck
@@ -217,6 +218,22 @@ def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Te
     return calls.recorded(plan.run, given, plan.held)
 
 
+class Source(NamedTuple):
+    """What queries attend to: `columns` of what a block is given by `name`, which are keys and
+    values, or what `part` makes of it. `mask`: by which name, added to the scores. `image`: which
+    of how many images is attended to. The result counts `scale` times, by what is given as
+    `region`.
+    """
+
+    part: KeysValues
+    name: str
+    columns: tuple[int, int] | None
+    mask: str = ""
+    image: tuple[int, int] | None = None
+    scale: float = 1.0
+    region: str = ""
+
+
 def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
     """How a block is computed in this call."""
     context, own, cross = call.context, None, None
@@ -227,19 +244,40 @@ def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
     whole = own is not None and parts.feed_forward is not None
     whole = whole and (cross is not None or parts.attn2 is None)
     given: dict[str, torch.Tensor] = {}
-    held: tuple[Any, ...] = ()
-    columns: dict[KeysValues, tuple[int, int]] = {}
-    for part in parts.crossing():
-        if context is None or part not in (own, cross):
-            continue
-        ready = means.prompts.of(context, part.to_kv)
-        if ready is None or given.setdefault("prompt", ready.rows) is not ready.rows:
-            given["context"] = context
-        else:
-            columns[part.to_kv], held = ready.side.columns[part.to_kv], (ready.side,)
-    if cross is not None and call.mask is not None:
-        given["mask"] = call.mask
-    return Plan(partial(_block, parts, call, own, cross, columns), given, held, whole)
+    held: list[Any] = []
+
+    def source(name: str, context: torch.Tensor, part: KeysValues, *prompts: Prompts) -> Source:
+        made = f"made of {name}"
+        ready = prompts[0].of(context, part) if prompts else None
+        if ready is None or given.setdefault(made, ready.rows) is not ready.rows:
+            given[name] = context
+            return Source(part, name, None)
+        held.append(ready.side)
+        return Source(part, made, ready.side.columns[part])
+
+    sources: dict[Attention, tuple[Source, ...]] = {}
+    for attention in parts.crossing():
+        if context is not None and attention in (own, cross):
+            first = source("context", context, attention.to_kv, means.prompts)
+            sources[attention] = (first,)
+    if cross is not None and context is not None:
+        if call.mask is not None:
+            given["mask"] = call.mask
+            sources[cross] = (sources[cross][0]._replace(mask="mask"),)
+        found: dict[int, Source] = {}  # who asks twice for a prompt is in another step
+        for number, images, scale, region in call.more:
+            shared, part = means.prompts.more[number : number + 1], cross.to_kv_more[number]
+            if number not in found:
+                found[number] = source(f"context {number}", images, part, *shared)
+            each = found[number]
+            if region is not None:
+                name = f"region {number}.{region.image}"
+                given[name] = means.regions.of(region, call.x, cross)
+                each = each._replace(image=(region.image, images.shape[1]), region=name)
+            sources[cross] += (each._replace(scale=scale),)
+    read = tuple(each[1:] for all_of in sources.values() for each in all_of)  # not the layers
+    run = partial(_block, parts, call, own, cross, sources)
+    return Plan(run, given, (*held, read), whole)
 
 
 def _block(
@@ -247,38 +285,31 @@ def _block(
     call: BlockCall,
     own: Attention | None,
     cross: Attention | None,
-    columns: Mapping[KeysValues, tuple[int, int]],
+    sources: Mapping[Attention, Sequence[Source]],
     calls: Calls,
     x: torch.Tensor,
     mine: bool = False,
     **given: torch.Tensor,
 ) -> torch.Tensor:
-    """Run a transformer block on x (N, tokens, C). `cross` reads its `columns` of the prompt, which
-    hold its keys and values, or else the context, or else x; so does `own`, of one that crosses
-    twice. `own`, `cross` None: the host's modules are called. `mine`: x may be written to. In
-    between, x is (N * tokens, C), a stream to which products are added.
+    """Run a transformer block on x (N, tokens, C). An attention without `sources` attends to x.
+    `own`, `cross` None: the host's modules are called. `mine`: x may be written to. In between, x
+    is (N * tokens, C), a stream to which products are added.
     """
-    shape, batch = x.shape, x.shape[0]
+    shape = x.shape
     x = x.reshape(-1, shape[2])
     normed, x, rest = compute.layer_norm(calls, "norm1", x, parts.norm1)
-
-    def read(part: Attention) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if part.to_kv in columns:
-            return normed, given["prompt"].narrow(1, *columns[part.to_kv])
-        return given["context"].flatten(0, 1) if "context" in given else normed, None
-
     if own is not None:
-        rows, made = read(own) if parts.crosses_twice else (normed, None)
-        x, rest = _attended(calls, "own", own, normed, rows, x, mine, batch, made)
+        mixed = _attention(calls, "own", own, normed.view(shape), sources.get(own, ()), given)
+        x, rest = compute.linear_added(calls, "own.out", mixed, own.to_out, x, mine)
     else:
         rest = (_theirs(parts.attn1, normed, shape, call.own),)
     if parts.norm2 is not None and parts.attn2 is not None:
         keeps = cross is None
         normed, x, rest = compute.layer_norm(calls, "norm2", x, parts.norm2, rest, keeps=keeps)
         if cross is not None:
-            rows, made = read(cross)
-            mask = given.get("mask")
-            x, more = _attended(calls, "cross", cross, normed, rows, x, True, batch, made, mask)
+            read = sources.get(cross, ())
+            mixed = _attention(calls, "cross", cross, normed.view(shape), read, given)
+            x, more = compute.linear_added(calls, "cross.out", mixed, cross.to_out, x, True)
             rest += more
         else:
             rest = (_theirs(parts.attn2, normed, shape, call.cross),)
@@ -306,46 +337,50 @@ def _fits(call: BlockCall) -> bool:
     """False for a context, or a mask of it, that a host's module would first have to make fit."""
     x, context, mask = call.x, call.context, call.mask
     if context is None:
-        return mask is None
-    alike = [each for each in (context, mask) if each is not None]
-    same = all(isinstance(each, torch.Tensor) and each.ndim == 3 for each in alike)
+        return mask is None and not call.more
+    alike = [context, *(more.context for more in call.more), *([] if mask is None else [mask])]
+    same = all(isinstance(each, torch.Tensor) and each.ndim > 2 for each in alike)
     same = same and all((each.dtype, each.device) == (x.dtype, x.device) for each in alike)
-    same = same and context.shape[0] == x.shape[0]
+    same = same and context.ndim == 3 and all(each.shape[0] == x.shape[0] for each in alike)
     return same and (mask is None or mask.shape == (x.shape[0], 1, context.shape[1]))
 
 
-def _attended(
+def _attention(
     calls: Calls,
     place: str,
     part: Attention,
     x: torch.Tensor,
-    context: torch.Tensor,
-    residual: torch.Tensor,
-    mine: bool,
-    batch: int,
-    made: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, compute.Rest]:
-    """to_out of attention of x (rows, C) over `context` (rows, E), of which keys and values may be
-    `made`, added to `residual`, which may be written to if it is `mine`: compute.linear_added.
-    `mask` (N, 1, keys) is added to scores.
-    """
-    heads, where = part.heads, place
-    if context is x and made is None:
-        joint = compute.linear(calls, f"{place}.qkv", x, *part.of_x)
+    sources: Sequence[Source],
+    given: Mapping[str, torch.Tensor],
+) -> torch.Tensor:
+    """Attention of x (N, tokens, C) to x, or to all `sources`, added up: (N * tokens, C)."""
+    batch, heads, rows = x.shape[0], part.heads, x.flatten(0, 1)
+    if not sources:
+        joint = compute.linear(calls, f"{place}.qkv", rows, *part.of_x)
         q, k, v = joint.view(batch, -1, 3, heads, joint.shape[1] // (3 * heads)).unbind(2)
-    else:
-        q = compute.linear(calls, f"{place}.q", x, part.to_q)
-        width = q.shape[1] // heads
-        q = q.view(batch, -1, heads, width)
-        if made is None:
-            made = compute.linear(calls, f"{place}.kv", context, *part.to_kv.layers)
+        return compute.attention(calls, place, q, k, v).flatten(0, 1)
+    q = compute.linear(calls, f"{place}.q", rows, part.to_q)
+    q = q.view(batch, -1, heads, q.shape[1] // heads)
+    mixed: torch.Tensor | None = None
+    for source in sources:
+        where = place if mixed is None else f"{place}, {source.name}"
+        made = given[source.name]
+        if source.columns is None:
+            made = made.reshape(-1, made.shape[-1])
+            made = compute.linear(calls, f"{where}.kv", made, *source.part.layers)
         else:
-            where = f"{place} in {made.stride(0)}"  # a route hangs on strides
-        k, v = made.unflatten(0, (batch, -1)).unflatten(2, (2, heads, width)).unbind(2)
-    mixed = compute.attention(calls, where, q, k, v, mask)
-    mixed = mixed.view(x.shape[0], -1)
-    return compute.linear_added(calls, f"{place}.out", mixed, part.to_out, residual, mine)
+            where = f"{where} in {made.stride(0)}"  # a route hangs on strides
+            made = made.narrow(1, *source.columns)
+        which, images = source.image or (0, 1)
+        made = made.unflatten(0, (batch, images, -1))[:, which]
+        k, v = made.unflatten(2, (2, heads, q.shape[3])).unbind(2)
+        more = compute.attention(calls, where, q, k, v, given.get(source.mask))
+        if mixed is None:
+            mixed = more
+        else:
+            mixed = compute.added(mixed, more, source.scale, given.get(source.region))
+    assert mixed is not None
+    return mixed.flatten(0, 1)
 
 
 def resample(parts: Resample, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:

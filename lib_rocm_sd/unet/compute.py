@@ -43,6 +43,17 @@ def attention(
     return calls.run(place, ATTENTION, AttentionInputs(q, k, v, mask, None))
 
 
+def added(
+    x: torch.Tensor, more: torch.Tensor, scale: float, weights: torch.Tensor | None
+) -> torch.Tensor:
+    """x (N, rows, C), to which `scale` times `more` is added in place, by `weights` (N, rows, 1) of
+    its rows.
+    """
+    if weights is None:
+        return x.add_(more, alpha=scale)
+    return x.addcmul_(more, weights, value=scale)
+
+
 def group_norm(
     calls: Calls, place: str, x: torch.Tensor, norm: nn.GroupNorm, silu: bool
 ) -> torch.Tensor:

@@ -64,13 +64,15 @@ class KeysValues:
 @dataclass(frozen=True, eq=False)
 class Attention:
     """to_out(attention(to_q(x), to_kv(context))), scaled by head_dim ** -0.5. Where `to_kv` has no
-    layers, to_q makes keys and values of x, too, beside its queries.
+    layers, to_q makes keys and values of x, too, beside its queries. `to_kv_more`: of other
+    contexts, to which the same queries attend before to_out (see More).
     """
 
     to_q: nn.Linear
     to_kv: KeysValues
     to_out: nn.Linear
     heads: int
+    to_kv_more: tuple[KeysValues, ...] = ()
 
     @property
     def of_x(self) -> tuple[nn.Linear, ...]:
@@ -78,7 +80,8 @@ class Attention:
         return self.to_q, *self.to_kv.layers
 
     def leaves(self) -> list[nn.Module]:
-        return [*self.of_x, self.to_out]
+        more = (layer for each in self.to_kv_more for layer in each.layers)
+        return [*self.of_x, self.to_out, *more]
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,12 +184,34 @@ class ImageCall(NamedTuple):
     emb: torch.Tensor | None = None
 
 
+class Region(NamedTuple):
+    """Where an attention counts: by the `image`th of a mask (1, images, H, W), anywhere, of which
+    `weigh(that, N, tokens)` makes (N, tokens, 1).
+    """
+
+    mask: torch.Tensor
+    image: int
+    weigh: Callable[[torch.Tensor, int, int], torch.Tensor]
+
+
+class More(NamedTuple):
+    """One attention more, `scale` times and where `region` has it: to what the `number`th of
+    Attention.to_kv_more makes of `context` (N, .., keys, E); of (N, images, keys, E) to one image's
+    if there is a region. IP-Adapter (Ye and others 2023) adds such.
+    """
+
+    number: int
+    context: torch.Tensor
+    scale: float
+    region: Region | None = None
+
+
 class BlockCall(NamedTuple):
     """x (N, tokens, C), context (N, keys, E) or None.
 
     `own` and `cross`: what attn1 and attn2 are given beside x where they are called. `plain_own`,
-    `plain_cross`: that is no more than the context and `mask` (N, 1, keys), which is added to the
-    scores of attn2, so ours can compute it.
+    `plain_cross`: that is no more than the context, `mask` (N, 1, keys), which is added to the
+    scores of attn2, and `more` of its attentions, so ours can compute it.
     """
 
     x: torch.Tensor
@@ -196,6 +221,7 @@ class BlockCall(NamedTuple):
     plain_own: bool = True
     plain_cross: bool = True
     mask: torch.Tensor | None = None
+    more: tuple[More, ...] = ()
 
 
 class TransformerCall(NamedTuple):

@@ -9,9 +9,10 @@ What was made is used only if neither what it was made of nor the weights have c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.ops.group_norm.formula import wide_of
 from lib_rocm_sd.ops.linear.problem import MOST_WEIGHTS
 from lib_rocm_sd.unet import compute
-from lib_rocm_sd.unet.parts import KeysValues, Timed
+from lib_rocm_sd.unet.parts import Attention, KeysValues, Region, Timed
 from lib_rocm_sd.unet.weights import fact, laid, slots_of
 
 _Facts = tuple[Any, ...]
@@ -195,7 +196,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Ready:
-    """Keys and values of many attentions: `rows` (N * tokens, side.width)."""
+    """Keys and values of many attentions: `rows` (N * .. * tokens, side.width)."""
 
     rows: torch.Tensor
     side: Side
@@ -224,14 +225,27 @@ class _PromptStep:
 
 
 class Prompts(_Shared[_PromptStep]):
-    """`parts`: of the cross-attentions that are ours."""
+    """`parts`: of the cross-attentions that are ours. `more`: the same for each of their other
+    contexts.
+    """
 
     parts: tuple[KeysValues, ...] = ()
+    more: tuple[Prompts, ...] = ()
     _side: Side | None = None
 
+    def share(self, crossing: Sequence[Attention]) -> None:
+        """Tell whose keys and values are made together."""
+        self.parts = tuple(each.to_kv for each in crossing)
+        others = list(zip_longest(*(each.to_kv_more for each in crossing)))
+        if len(others) != len(self.more):
+            own = self._ready, self._session, self._graphs, self._told
+            self.more = tuple(Prompts(*own) for _ in others)
+        for each, parts in zip(self.more, others, strict=True):
+            each.parts = tuple(filter(None, parts))
+
     def of(self, context: torch.Tensor, part: KeysValues) -> Ready | None:
-        """What holds the keys and values of `part` for context (N, tokens, E); None where it is to
-        make them itself.
+        """What holds the keys and values of `part` for context (N, .., tokens, E); None where it is
+        to make them itself.
         """
         if len(self.parts) < 2 or (context.is_inference() and not self._told):
             return None
@@ -251,6 +265,13 @@ class Prompts(_Shared[_PromptStep]):
     def forget(self) -> None:
         super().forget()
         self._side = None
+        for each in self.more:
+            each.forget()
+
+    def step_begins(self) -> None:
+        super().step_begins()
+        for each in self.more:
+            each.step_begins()
 
     def _made(self, context: torch.Tensor) -> _PromptStep:
         """Keys and values of a new prompt for all blocks; empty where that cannot be."""
@@ -259,7 +280,7 @@ class Prompts(_Shared[_PromptStep]):
         if self._side is None or self._side.parts != fitting:  # else the same object
             self._side = Side(fitting)
         side = self._side
-        rows = context.shape[0] * context.shape[1]
+        rows = context.shape[:-1].numel()
         size = rows * side.width * context.element_size()
         if len(side.parts) < 2 or len(side.layers) > MOST_WEIGHTS or size > MOST_PROMPT_BYTES:
             return step
@@ -283,6 +304,33 @@ class Prompts(_Shared[_PromptStep]):
             if not self._suits(layer, context):
                 return False
         return True
+
+
+class Regions:
+    """How much pixels count in regions: made once in a step for all blocks with as many of them."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, tuple[Region, int | None, torch.Tensor]] = {}
+        self._asked: set[Hashable] = set()
+
+    def of(self, region: Region, x: torch.Tensor, part: Attention) -> torch.Tensor:
+        """(N, tokens, 1) for x (N, tokens, C) of `part`, like x. Who asks again is in another step,
+        before which the mask may have been written to unnoticed.
+        """
+        key = (id(region.mask), region.image, *x.shape[:2], x.dtype, x.device)
+        if (key, part) in self._asked:
+            self.forget()
+        self._asked.add((key, part))
+        _, version, weights = self._made.get(key, (None, None, None))
+        if weights is None or version != version_of(region.mask):
+            made = region.weigh(region.mask[:, region.image], *x.shape[:2])
+            weights = made.to(x.device, x.dtype)
+            self._made[key] = region, version_of(region.mask), weights
+        return weights
+
+    def forget(self) -> None:
+        self._made.clear()
+        self._asked.clear()
 
 
 def _stream(tensor: torch.Tensor) -> int:

@@ -231,7 +231,7 @@ def _facts(call: Any) -> tuple[Any, ...]:
     """What the shapes in a block follow from, beside its weights."""
     given: list[Any] = [call.x]
     if type(call) is BlockCall:
-        given += (call.context, call.mask)
+        given += (call.context, call.mask, *(each.context for each in call.more))
     elif type(call) is ImageCall:
         given.append(call.emb)
     return tuple(

@@ -20,7 +20,7 @@ from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
 from lib_rocm_sd.unet.merged import merged_among
 from lib_rocm_sd.unet.parts import Block, Resnet
-from lib_rocm_sd.unet.shared import Embeddings, Prompts
+from lib_rocm_sd.unet.shared import Embeddings, Prompts, Regions
 from lib_rocm_sd.unet.spot import STEPS, SpotCheck
 from lib_rocm_sd.unet.stand_in import BlockStandIn
 from lib_rocm_sd.unet.weights import UnetWeights
@@ -59,8 +59,9 @@ class UnetTakeover:
         self._embeddings = Embeddings(self._ready, session, self.graphs, hook.tells)
         self._prompts = Prompts(self._ready, session, self.graphs, hook.tells)
         self.spot = SpotCheck(self._differs)
+        self._regions = Regions()
         self._means = Means(
-            *(self._weights, hook.attention, self._embeddings, self._prompts),
+            *(self._weights, hook.attention, self._embeddings, self._prompts, self._regions),
             *(self.graphs, self._inner, self.spot),
             *(self._name_of, self._share),
         )
@@ -91,7 +92,7 @@ class UnetTakeover:
         timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
         self._embeddings.timed = tuple(each for each in timed if each is not None)
         blocks = (each for each in ours if isinstance(each, Block))
-        self._prompts.parts = tuple(part.to_kv for each in blocks for part in each.crossing())
+        self._prompts.share([part for each in blocks for part in each.crossing()])
 
     def _take(self, module: nn.Module, kind: Kind, anew: bool) -> None:
         current = vars(module).get("forward")
@@ -128,6 +129,7 @@ class UnetTakeover:
         """The UNet is about to be called, with a new time embedding."""
         self._embeddings.step_begins()
         self._prompts.step_begins()
+        self._regions.forget()
 
     def generation_begins(self, turn: int | None = None, steps: int = STEPS) -> None:
         """A picture of so many steps is about to be made: what was left since a comparison is read
@@ -182,6 +184,7 @@ class UnetTakeover:
         self.spot.begin(())
         self._embeddings.forget()
         self._prompts.forget()
+        self._regions.forget()
         self.graphs.forget()
         self._weights.give_back()
 

@@ -1,10 +1,11 @@
-"""What diffusers changes in a UNet's attention: masks of the prompt, fused projections. What is
-ours with it, how exact, and that each change counts in the next call.
+"""What diffusers changes in a UNet's attention: masks of the prompt, fused projections,
+IP-Adapters. What is ours with it, how exact, and that each change counts in the next call.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,9 @@ from tests.graph_tape import Desk, recording_cpu
 from tests.unet import unet_models as models
 
 pytest.importorskip("diffusers", reason="diffusers is not installed")
+
+from diffusers.loaders import IPAdapterMixin
+from diffusers.models import attention_processor as theirs_of
 
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from tests.hosts.test_diffusers_unet import Pipeline
@@ -60,7 +64,7 @@ def assert_all_ours(patch: Any) -> None:
 
 def assert_as_exact(unet: Any, given: Any, theirs: torch.Tensor, ours: torch.Tensor) -> None:
     """Ours errs at most twice as much as torch's."""
-    exact = models.step(copy.deepcopy(unet).double(), models.in_dtype(given, torch.float64))
+    exact = exact_of(unet, given)
     assert models.errors(ours, exact)[1] < 2 * models.errors(theirs, exact)[1]
 
 
@@ -135,3 +139,204 @@ def test_projections_that_are_fused_and_no_more_count_at_once(unet: Any) -> None
         unet.fuse_qkv_projections()
     unet.unfuse_qkv_projections()
     assert torch.equal(models.step(unet, given), theirs)
+
+
+REGIONS = "ip_adapter_masks"
+IMAGE, IMAGE_TOKENS = 24, 4
+"""Values of a picture that an IP-Adapter is given, and the tokens that it makes of them."""
+
+
+def load_adapters(unet: Any, count: int = 1, seed: int = 3) -> None:
+    """As files of IP-Adapters are loaded, each with a projection of a picture to four tokens."""
+    drawn = torch.Generator("cpu").manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=drawn) * shape[-1] ** -0.5
+
+    files, context = [], unet.config.cross_attention_dim
+    crossing = [m for n, m in unet.named_modules() if n.endswith("attn2")]
+    for _ in range(count):
+        names = ["proj.weight", "proj.bias", "norm.weight", "norm.bias"]
+        shapes = [
+            (IMAGE_TOKENS * context, IMAGE),
+            (IMAGE_TOKENS * context,),
+            (context,),
+            (context,),
+        ]
+        projection = {name: draw(*shape) for name, shape in zip(names, shapes, strict=True)}
+        projection["norm.weight"] += 1
+        keys = {
+            f"{2 * number + 1}.to_{key}_ip.weight": draw(attn.to_q.out_features, context)
+            for number, attn in enumerate(crossing)
+            for key in ("k", "v")
+        }
+        files.append({"image_proj": projection, "ip_adapter": keys})
+    unet._load_ip_adapter_weights(files)
+    unet.eval().requires_grad_(False)
+
+
+def with_images(*counts: int, seed: int = 0, **more: Any) -> Any:
+    """What a step is given with so many pictures for each adapter."""
+    images = [models.draw(2, count, IMAGE, seed=seed + count).to(BF16) for count in counts]
+    return {**plain(seed), "added_cond_kwargs": {"image_embeds": images}, **more}
+
+
+def set_scale(unet: Any, scale: Any) -> None:
+    IPAdapterMixin.set_ip_adapter_scale(Pipeline(unet), scale)
+
+
+@pytest.fixture
+def images_unet(unet: Any) -> Any:
+    """With one adapter."""
+    load_adapters(unet)
+    set_scale(unet, 0.8)
+    return unet
+
+
+def exact_of(unet: Any, given: Any) -> torch.Tensor:
+    """In float64; lists of images, too."""
+    wide = models.in_dtype(given, torch.float64)
+    if "added_cond_kwargs" in given:
+        images = given["added_cond_kwargs"]["image_embeds"]
+        wide["added_cond_kwargs"] = {"image_embeds": [each.double() for each in images]}
+    return models.step(copy.deepcopy(unet).double(), wide)
+
+
+def test_an_ip_adapter_is_ours_and_recorded(images_unet: Any, desk: Desk) -> None:
+    unet, given = images_unet, with_images(1)
+    set_scale(unet, 0.0)
+    without = models.step(unet, given)
+    set_scale(unet, 0.8)
+    theirs = models.step(unet, given)
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        for _ in range(3):
+            ours = models.step(unet, given).clone()
+        assert_all_ours(patch)
+        made_of_images = 1
+        programs = PROGRAMS + made_of_images
+        assert (desk.recorded, desk.replayed) == (programs, 2 * programs)
+    assert_as_exact(unet, given, theirs, ours)
+    assert models.errors(ours, without)[1] > 2 * models.errors(ours, theirs)[1]
+    assert torch.equal(models.step(unet, given), theirs)
+
+
+def test_each_change_of_an_ip_adapter_counts_at_once(unet: Any, desk: Desk) -> None:
+    """A scale is baked into a recording: another one is launched, and recorded, anew."""
+    given = with_images(1)
+
+    def both(given: Any = given) -> torch.Tensor:
+        """What ours makes of it, which is what diffusers makes."""
+        patch_off = copy.deepcopy(unet)
+        made = models.step(unet, given).clone()
+        again = models.step(unet, given).clone()
+        theirs = models.step(patch_off, given)
+        assert torch.equal(made, again)
+        assert models.errors(made, theirs)[1] < 0.02
+        return made
+
+    first = models.step(unet, plain())
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        load_adapters(unet)
+        set_scale(unet, 1.0)
+        seen = [both()]
+        for scale in (0.3, {"mid": 0.9, "up": {"block_1": [0.5, 0.0]}}):
+            set_scale(unet, scale)
+            seen.append(both())
+        seen.append(both(with_images(1, seed=5)))
+        layer = unet.mid_block.attentions[0].transformer_blocks[0].attn2.processor.to_v_ip[0]
+        layer.weight.data.mul_(4)
+        seen.append(both())
+        load_adapters(unet, 2, seed=9)
+        set_scale(unet, [0.5, 0.7])
+        seen.append(both(with_images(1, 2)))
+        assert_all_ours(patch)
+        IPAdapterMixin.unload_ip_adapter(Pipeline(unet))
+        last = models.step(unet, plain())
+        assert_all_ours(patch)
+    for one, other in itertools.combinations(seen, 2):
+        assert models.errors(one, other)[1] > 1e-3
+    assert models.errors(last, first)[1] < 0.02
+    assert torch.equal(models.step(unet, plain()), first)
+
+
+def regions(*counts: int, seed: int = 0) -> list[torch.Tensor]:
+    """Masks (1, images, H, W) for each adapter, on the CPU, as diffusers' processor makes them."""
+    drawn = [models.draw(1, count, 32, 32, seed=seed + count) for count in counts]
+    return [(each > 0).float() for each in drawn]
+
+
+def test_regions_of_images_are_ours_and_recorded(unet: Any, desk: Desk) -> None:
+    load_adapters(unet, 2)
+    set_scale(unet, [[0.4, 0.9], 0.6])
+    masks = regions(2, 1)
+    given = with_images(2, 1, cross_attention_kwargs={REGIONS: masks})
+    theirs = models.step(unet, given)
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        for _ in range(3):
+            ours = models.step(unet, given).clone()
+        assert_all_ours(patch)
+        assert (desk.recorded, desk.replayed) == (PROGRAMS + 2, 2 * (PROGRAMS + 2))
+        masks[0].data.copy_(1 - masks[0])  # which torch does not count
+        other = models.step(unet, given).clone()
+        changed = models.step(copy.deepcopy(unet), given)
+    assert_as_exact(unet, given, changed, other)
+    assert models.errors(ours, theirs)[1] < 0.02
+    assert models.errors(other, ours)[1] > 2 * models.errors(other, changed)[1]
+    masks[0].copy_(1 - masks[0])
+    assert torch.equal(models.step(unet, given), theirs)
+
+
+def test_a_mask_of_the_prompt_beside_an_image(images_unet: Any) -> None:
+    given = {**with_images(3), "encoder_attention_mask": masked((20, 9))["encoder_attention_mask"]}
+    theirs = models.step(images_unet, given)
+    with host.patched(Pipeline(images_unet), unet=True) as patch:
+        ours = models.step(images_unet, given)
+        assert_all_ours(patch)
+    assert_as_exact(images_unet, given, theirs, ours)
+
+
+OTHERWISE: dict[str, Any] = {
+    "no images": plain(),
+    "scales without regions": with_images(1),
+    "regions of too few images": with_images(1, cross_attention_kwargs={REGIONS: regions(2)}),
+    "regions as one tensor": with_images(1, cross_attention_kwargs={REGIONS: regions(1)[0]}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_is_not_as_an_ip_adapter_has_it_is_diffusers(name: str, images_unet: Any) -> None:
+    """What it makes of it, or its own error."""
+    unet, given = images_unet, OTHERWISE[name]
+    if name == "scales without regions":
+        set_scale(unet, [[0.5, 0.5]])
+
+    def made() -> Any:
+        try:
+            return models.step(unet, given)
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            return type(error), str(error)
+
+    theirs = made()
+    with host.patched(Pipeline(unet), unet=True):
+        ours = made()
+    if isinstance(theirs, torch.Tensor):
+        assert models.errors(ours, theirs)[1] < 0.02
+    else:
+        assert ours == theirs
+
+
+def test_an_ip_adapter_of_another_class_is_called(images_unet: Any) -> None:
+    """As extensions derive theirs, with more in them."""
+
+    class More(theirs_of.IPAdapterAttnProcessor2_0):  # type: ignore[misc, name-defined]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs) * 2
+
+    attn = images_unet.mid_block.attentions[0].transformer_blocks[0].attn2
+    attn.processor.__class__ = More
+    theirs = models.step(images_unet, with_images(1))
+    with host.patched(Pipeline(images_unet), unet=True) as patch:
+        ours = models.step(images_unet, with_images(1))
+        row = next(row for row in patch.unet.rows() if row.kind == "transformer block")
+    assert "attn2.processor is a More" in next(iter(row.partly))
+    assert models.errors(ours, theirs)[1] < 0.02

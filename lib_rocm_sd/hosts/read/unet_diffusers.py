@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,17 @@ from torch import nn
 import lib_rocm_sd.hosts.read.peft  # noqa: F401 - knows the layers of adapters
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Ldm, Options, end_call
-from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Resnet, TransformerCall
+from lib_rocm_sd.unet.parts import (
+    Attention,
+    Block,
+    BlockCall,
+    ImageCall,
+    KeysValues,
+    More,
+    Region,
+    Resnet,
+    TransformerCall,
+)
 
 PROCESSORS = {
     "AttnProcessor2_0": False,
@@ -25,6 +36,12 @@ PROCESSORS = {
 FUSED = "FusedAttnProcessor2_0"
 """The same with one product for queries, keys and values, or for keys and values. Who fuses leaves
 the layers of before, and who goes back leaves the fused ones: only the processor says which count.
+"""
+IP_ADAPTERS = {"IPAdapterAttnProcessor2_0": False, "IPAdapterAttnProcessor": True}
+"""The same with attentions to images, which are added; as PROCESSORS."""
+_REGIONS, _MASKS = "ip_adapter_masks", "IPAdapterMaskProcessor"
+"""An argument of all attentions, which only those of IP_ADAPTERS take, and what makes weights of
+pixels of it.
 """
 HOME = "diffusers.models.attention_processor"
 TORCHS = "AttnProcessor2_0"
@@ -99,22 +116,63 @@ def block_call(
     more = dict(cross_attention_kwargs or {})
     if more.pop("gligen", None) is not None:
         return None
-    read = encoder_hidden_states if getattr(module, "only_cross_attention", False) else None
+    context = encoder_hidden_states
+    read = context if getattr(module, "only_cross_attention", False) else None
     own = {"encoder_hidden_states": read, "attention_mask": attention_mask, **more}
-    cross = {
-        "encoder_hidden_states": encoder_hidden_states,
-        "attention_mask": encoder_attention_mask,
-        **more,
-    }
+    cross = {"encoder_hidden_states": context, "attention_mask": encoder_attention_mask, **more}
+    regions = more.pop(_REGIONS, None)
+    plain_cross, added = not more, None
+    processor = _processor_of(module.attn2) if module.attn2 is not None else None
+    if type(processor).__name__ in IP_ADAPTERS:
+        added = _of_images(processor, context, regions)
+        plain_cross = plain_cross and added is not None
     return BlockCall(
         hidden_states,
-        encoder_hidden_states,
+        context[0] if added is not None else context,
         own,
         cross,
-        attention_mask is None and not more,
-        not more,
+        attention_mask is None and not more and not isinstance(read, tuple),
+        plain_cross,
         encoder_attention_mask,
+        added or (),
     )
+
+
+def _of_images(processor: Any, context: Any, regions: Any) -> tuple[More, ...] | None:
+    """The attentions that an IP-Adapter adds; None for what is not as its processor documents it,
+    which may be an error.
+    """
+    scales, count = processor.scale, len(processor.to_k_ip)
+    regions = [None] * count if regions is None else regions
+    images = context[1] if isinstance(context, tuple) and len(context) == 2 else ()
+    if not all(isinstance(each, list) and len(each) == count for each in (images, scales, regions)):
+        return None
+    found = []
+    for number, (image, scale, mask) in enumerate(zip(images, scales, regions, strict=True)):
+        many = scale if isinstance(scale, list) else [scale]
+        if not all(isinstance(each, (int, float)) for each in many):
+            return None
+        if mask is None:
+            if many is scale:
+                return None
+            found.append(More(number, image, scale))
+            continue
+        masks = mask.shape if isinstance(mask, torch.Tensor) else ()
+        if len(masks) != 4 or image.ndim != 4 or masks[:2] != (1, image.shape[1]):
+            return None
+        many = many if many is scale else many * masks[1]
+        if len(many) != masks[1]:
+            return None
+        weigh = partial(_weighed, processor)
+        found += [More(number, image, s, Region(mask, i, weigh)) for i, s in enumerate(many)]
+    return tuple(each for each in found if each.scale != 0)
+
+
+def _weighed(processor: Any, mask: torch.Tensor, batch: int, tokens: int) -> torch.Tensor:
+    """What diffusers makes of one mask (1, H, W) of an image: (N, tokens, 1)."""
+    home: Any = vars(sys.modules[type(processor).__module__])[_MASKS]
+    made: torch.Tensor = home.downsample(mask, batch, tokens, 1)
+    return made
 
 
 def resample_call(module: Any, hidden_states: Any, output_size: Any = None) -> ImageCall | None:
@@ -197,14 +255,14 @@ class Diffusers(Ldm):
 
     def is_plain_attention(self, found: Findings, module: Any, name: str) -> bool:
         """The same, with a processor whose arithmetic ours does."""
-        children = ("to_q", "to_k", "to_v", "to_qkv", "to_kv", "to_out")
+        children = ("to_q", "to_k", "to_v", "to_qkv", "to_kv", "to_out", "processor")
         if not found.block(module, name, ("Attention",), children):
             return False
         found.settings(module, name, _PLAIN_ATTENTION)
         found.watch(module, "processor")
         processor = _processor_of(module)
         kind = type(processor).__name__
-        known = {**PROCESSORS, FUSED: False}
+        known = {**PROCESSORS, FUSED: False, **IP_ADAPTERS}
         if kind not in known or type(processor).__module__ != HOME:
             found.add(f"{name}.processor is a {kind} of {type(processor).__module__}")
             return False
@@ -213,6 +271,26 @@ class Diffusers(Ldm):
         for owner, key in code_of(processor):
             found.function(owner, key, f"{name}.processor")
         return True
+
+    def attention(self, found: Findings, module: Any, name: str) -> Attention | None:
+        """The same, and the layers for images of an IP-Adapter, which are its processor's."""
+        made, processor = super().attention(found, module, name), _processor_of(module)
+        if made is None or type(processor).__name__ not in IP_ADAPTERS:
+            return made
+        name, lists = f"{name}.processor", ("to_k_ip", "to_v_ip")
+        kind = (type(processor).__name__,)
+        if not found.block(processor, name, kind, lists, own_forward=False):
+            return None
+        keys, values = (found.listed(processor, key, name) for key in lists)
+        read = []
+        for number in range(max(len(keys), len(values))):
+            layers = [found.linear(processor, f"{key}.{number}", name) for key in lists]
+            read.append(KeysValues(tuple(layer for layer in layers if layer is not None)))
+        widths = {layer.out_features for each in read for layer in each.layers}
+        if any(len(each.layers) < 2 for each in read) or widths - {made.to_out.in_features}:
+            found.add(f"{name} makes keys and values {sorted(widths)} wide")
+            return None
+        return replace(made, to_kv_more=tuple(read))
 
     def projections(self, module: Any) -> tuple[str, ...]:
         if type(_processor_of(module)).__name__ != FUSED:
