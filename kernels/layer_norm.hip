@@ -4,16 +4,21 @@
 //   ADDED kTensor   of sum[r, c] = x[r, c] + added[r, c], rounded, which is kept
 //   ADDED kRows     of x[r, c] + added[c] + more[c], rounded
 //   ADDED kKeptRows the same; kept is sum[r, c] = x[r, c] + added[c] + more[c] + ahead[c], rounded once
+//   ADDED kGated    of sum[r, c] = x[r, c] + gate[i, c] added[r, c], rounded once, which is kept; with MODULATED
 //
-// The last two are for a library's product that is added to x in place, which leaves no room for its bias: the norm before it adds that
+// The two of rows are for a library's product that is added to x in place, which leaves no room for its bias: the norm before it adds that
 // (ahead), or the norms after it do.
 //
 //   out[r, c] = (sum[r, c] - mean[r]) / sqrt(variance[r] + eps) gamma[c] + beta[c]
+//
+// MODULATED: gamma and beta are of the image i = r / tokens that a row is of, 1 + scale[i, c] and shift[i, c], as in the blocks of
+// diffusion transformers (adaptive LayerNorm: Peebles and Xie, "Scalable Diffusion Models with Transformers", 2022, section 3.2).
 //
 //   x, added           (rows, C)  fp16 or bf16, any row stride, any alignment
 //   out, sum           (rows, C)  like x, contiguous
 //   gamma, beta        (C)        fp16, bf16 or float32, both alike, or none
 //   added, more, ahead (C)        with rows: like x, each may be null
+//   scale, shift, gate (images, C) like x, all of one row stride: at gamma, beta and more
 //
 // Numerics. All is float32 but what is read and written. Values count from their row's first one, so that a row that lies far from
 // zero loses nothing where it is added up, and a constant row gives beta. The squared differences are taken from the mean, which is
@@ -28,8 +33,12 @@
 
 // BF16_HALVES, ADDED, AFFINE, HELD, THREADS come as definitions (lib_rocm_sd/ops/layer_norm/kernel.py).
 enum AffineKind { kAffineNone, kAffineF16, kAffineBF16, kAffineF32 };
-enum AddedKind { kNothing, kTensor, kRows, kKeptRows };
-constexpr bool kBiased = ADDED == kRows || ADDED == kKeptRows;
+#ifndef MODULATED
+#define MODULATED 0
+#endif
+enum AddedKind { kNothing, kTensor, kRows, kKeptRows, kGated };
+constexpr bool kBiased = ADDED == kRows || ADDED == kKeptRows, kSummed = ADDED == kTensor || ADDED == kGated;
+constexpr bool kAffineLate = kBiased || ADDED == kGated;  // in the registers of what was added
 
 struct LayerNormParams {  // the same in lib_rocm_sd/ops/layer_norm/kernel.py
     const u16* x;
@@ -45,6 +54,10 @@ struct LayerNormParams {  // the same in lib_rocm_sd/ops/layer_norm/kernel.py
     u32 lanes, lane_bits;  // 2^lane_bits work-items make a row
     u32 aligned;           // 16-byte accesses may be used
     float eps, share;      // share: 1 / channels
+#if MODULATED
+    u32 tokens;        // rows of an image
+    u32 image_stride;  // between rows of scale, shift and gate, in halves
+#endif
 };
 
 #if BF16_HALVES
@@ -75,6 +88,9 @@ template <bool kAligned> DEVICE void store_eight(u16* to, const Words<4>& eight)
 
 DEVICE Words<4> added_up(const Words<4>& a, const Words<4>& b) {
     return packed([&](int i) { return half_of<Half>(a, i) + half_of<Half>(b, i); });
+}
+DEVICE Words<4> added_up(const Words<4>& a, const Words<4>& b, const Words<4>& gate) {
+    return packed([&](int i) { return fma_f32(half_of<Half>(gate, i), half_of<Half>(b, i), half_of<Half>(a, i)); });
 }
 
 // Eight values of gamma, or of beta.
@@ -115,7 +131,7 @@ template <> struct AffineOf<kAffineF32> { using Type = AffineFloats; };
 using Affine = typename AffineOf<AFFINE>::Type;
 
 DEVICE float transformed(float difference, float scale, float gamma, float beta) {
-    return AFFINE == kAffineNone ? difference * scale : fma_f32(difference * scale, gamma, beta);
+    return AFFINE == kAffineNone ? difference * scale : fma_f32(difference * scale, MODULATED ? 1.0f + gamma : gamma, beta);
 }
 
 // Which row a work-item has a part of. Teams behind the last row read that one, and write nothing.
@@ -124,16 +140,28 @@ struct Place {
     bool active;
     const u16 *x, *added;
     i64 out;  // of the row's first value, in out and sum
+#if MODULATED
+    u32 image;  // of its image's first value, in scale, shift and gate
+#endif
     DEVICE explicit Place(const LayerNormParams& p) {
         lane = thread_id() & (p.lanes - 1);
         const u32 wanted = block_id() * (THREADS >> p.lane_bits) + (thread_id() >> p.lane_bits);
         active = wanted < p.rows;
         const i64 row = min2(wanted, p.rows - 1);
         x = p.x + row * p.x_stride;
-        added = ADDED == kTensor ? p.added + row * p.added_stride : x;
+        added = kSummed ? p.added + row * p.added_stride : x;
         out = row * p.channels;
+#if MODULATED
+        image = (u32)row / p.tokens * p.image_stride;
+#endif
     }
 };
+
+#if MODULATED
+#define OF_ROW(array) ((const u16*)p.array + place.image)
+#else
+#define OF_ROW(array) p.array
+#endif
 
 // What is normalised, and kept, of one value x with kBiased; a row that is not there is zeros.
 DEVICE float value_of(const u16* row, u32 channel) { return row ? Half::to(row[channel]) : 0.0f; }
@@ -158,7 +186,8 @@ struct EightBiases {
 };
 
 // The first value of a row of what is normalised.
-DEVICE float first_of(const LayerNormParams& p, u16 x, u16 added) {
+DEVICE float first_of(const LayerNormParams& p, u16 x, u16 added, const u16* gate) {
+    if constexpr (ADDED == kGated) return Half::to(Half::from(fma_f32(Half::to(*gate), Half::to(added), Half::to(x))));
     if constexpr (kBiased) return Half::to(Half::from(biased(p, x, 0)));
     return Half::to(ADDED == kTensor ? Half::from(Half::to(x) + Half::to(added)) : x);
 }
@@ -204,12 +233,13 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
     const u32 vectors = p.channels / 8;
     const auto vector = [&](int i) { return place.lane + (u32)i * p.lanes; };
     const auto channel = [&](int i) { return min2(vector(i), vectors - 1) * 8; };
-    Words<4> values[HELD], added[ADDED == kTensor ? HELD : 1];
+    Words<4> values[HELD], added[kSummed ? HELD : 1], gate[ADDED == kGated ? HELD : 1];
     Affine gamma[HELD], beta[HELD];
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
         values[i] = load_eight<kAligned>(place.x + channel(i));
-        if constexpr (ADDED == kTensor) added[i] = load_eight<kAligned>(place.added + channel(i));
+        if constexpr (kSummed) added[i] = load_eight<kAligned>(place.added + channel(i));
+        if constexpr (ADDED == kGated) gate[i] = load_eight<kAligned>(OF_ROW(more) + channel(i));
     }
     const u16 first_x = *place.x, first_added = *place.added;
     EightBiases rows[kBiased ? HELD : 1];
@@ -219,18 +249,19 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
     const auto ask_for_affine = [&] {
 #pragma unroll
         for (int i = 0; i < HELD; ++i) {
-            gamma[i] = Affine::template load<kAligned>(p.gamma, channel(i));
-            beta[i] = Affine::template load<kAligned>(p.beta, channel(i));
+            gamma[i] = Affine::template load<kAligned>(OF_ROW(gamma), channel(i));
+            beta[i] = Affine::template load<kAligned>(OF_ROW(beta), channel(i));
         }
     };
-    if constexpr (!kBiased) ask_for_affine();
+    if constexpr (!kAffineLate) ask_for_affine();
     one_by_one();  // all that is read is asked for before anything waits for a part of it
-    const float first = first_of(p, first_x, first_added);
+    const float first = first_of(p, first_x, first_added, OF_ROW(more));
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
-        if constexpr (ADDED == kTensor) {
-            values[i] = added_up(values[i], added[i]);
+        if constexpr (kSummed) {
+            if constexpr (ADDED == kGated) values[i] = added_up(values[i], added[i], gate[i]);
+            else values[i] = added_up(values[i], added[i]);
             if (place.active && vector(i) < vectors) store_eight<kAligned>(p.sum + place.out + channel(i), values[i]);
         }
         if constexpr (kBiased) {
@@ -246,7 +277,7 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         for (int j = 0; j < 8; ++j) eight += half_of<Half>(values[i], j) - first;
         sum += vector(i) < vectors ? eight : 0.0f;
     }
-    if constexpr (kBiased) ask_for_affine();  // in the registers that the rows had
+    if constexpr (kAffineLate) ask_for_affine();
     const float mean = over_team(p, sum, lds) * p.share;
     const auto difference = [&](int i, int j) { return half_of<Half>(values[i], j) - first - mean; };
 #pragma unroll
@@ -294,7 +325,7 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
     const Place place(p);
     u16 *const sums = p.sum + place.out, *const out = p.out + place.out;
     EightBiases rows;
-    const float first = first_of(p, *place.x, *place.added);
+    const float first = first_of(p, *place.x, *place.added, OF_ROW(more));
     Moments moments;
     each_part(
         p, place,
@@ -305,8 +336,10 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
                 if (ADDED == kKeptRows && place.active) store_eight<kAligned>(sums + c, rows.kept(values));
                 values = rows.normed(values);
             }
-            if constexpr (ADDED == kTensor) {
-                values = added_up(values, load_eight<kAligned>(place.added + c));
+            if constexpr (kSummed) {
+                const Words<4> added = load_eight<kAligned>(place.added + c);
+                if constexpr (ADDED == kGated) values = added_up(values, added, load_eight<kAligned>(OF_ROW(more) + c));
+                else values = added_up(values, added);
                 if (place.active) store_eight<kAligned>(sums + c, values);
             }
             moments.add<8>([&](int i) { return half_of<Half>(values, i) - first; });
@@ -318,8 +351,9 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
                 if (ADDED == kKeptRows && place.active) sums[c] = Half::from(sum + value_of(p.ahead, c));
                 value = Half::from(sum);
             }
-            if constexpr (ADDED == kTensor) {
-                value = Half::from(Half::to(value) + Half::to(place.added[c]));
+            if constexpr (kSummed) {
+                const float added = Half::to(place.added[c]);
+                value = Half::from(ADDED == kGated ? fma_f32(Half::to(OF_ROW(more)[c]), added, Half::to(value)) : Half::to(value) + added);
                 if (place.active) sums[c] = value;
             }
             moments.add<1>([&](int) { return Half::to(value) - first; });
@@ -328,20 +362,21 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
     const float squares = over_team(p, fma_f32(moments.count * apart, apart, moments.m2), lds + kWaves);
     const float scale = reciprocal_sqrt(fma_f32(squares, p.share, p.eps));
     if (!place.active) return;
-    const u16* from = ADDED == kTensor ? sums : place.x;
+    const u16* from = kSummed ? sums : place.x;
     each_part(
         p, place,
         [&](u32 c) {
             Words<4> values = load_eight<kAligned>(from + c);
             if constexpr (kBiased) rows.load<kAligned>(p, c), values = rows.normed(values);
-            const Affine gamma = Affine::template load<kAligned>(p.gamma, c), beta = Affine::template load<kAligned>(p.beta, c);
+            const Affine gamma = Affine::template load<kAligned>(OF_ROW(gamma), c);
+            const Affine beta = Affine::template load<kAligned>(OF_ROW(beta), c);
             store_eight<kAligned>(out + c, packed([&](int i) {
                 return transformed(half_of<Half>(values, i) - first - mean, scale, gamma.at(i), beta.at(i));
             }));
         },
         [&](u32 c) {
             const float difference = Half::to(kBiased ? Half::from(biased(p, from[c], c)) : from[c]) - first - mean;
-            out[c] = Half::from(transformed(difference, scale, Affine::one(p.gamma, c), Affine::one(p.beta, c)));
+            out[c] = Half::from(transformed(difference, scale, Affine::one(OF_ROW(gamma), c), Affine::one(OF_ROW(beta), c)));
         });
 }
 

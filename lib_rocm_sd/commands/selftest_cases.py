@@ -30,7 +30,8 @@ from lib_rocm_sd.ops.group_norm.problem import (
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED, LAYER_NORM_MODULATED
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
@@ -72,6 +73,9 @@ def _problems() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
         yield LAYER_NORM, rows, True
         biased = BiasedProblem(rows.shape, rows.dtype, False, rows.affine, keeps=rows.added)
         yield LAYER_NORM_BIASED, biased, True
+        if len(rows.shape) == 3:
+            modulated = ModulatedProblem(rows.shape, rows.dtype, rows.added, rows.dtype)
+            yield LAYER_NORM_MODULATED, modulated, True
     for linear in _linears():
         yield LINEAR, linear, True
     yield from _of_training()

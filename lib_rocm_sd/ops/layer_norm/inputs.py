@@ -87,9 +87,13 @@ def make_inputs(problem: LayerNormProblem, device: torch.device, seed: int) -> L
 # What the first trial on a card runs beside the test problems: rows apart, rows read by halves.
 
 
-def trial_inputs(problem: AnyProblem, make: Callable[..., Any] = make_inputs) -> TrialInputs:
-    """Trial inputs for the class of `problem`, drawn by `make`."""
-    p, _ = test_problems(problem)
+def trial_inputs(
+    problem: AnyProblem,
+    make: Callable[..., Any] = make_inputs,
+    small: Callable[..., Any] = test_problems,
+) -> TrialInputs:
+    """Trial inputs for the class of `problem`, drawn by `make`, of the first of its `small` ones."""
+    p, _ = small(problem)
     return (
         (f"{p}, rows of a wider tensor", partial(_apart, make, p, 8, 0)),
         (f"{p}, misaligned", partial(_apart, make, p, 1, 1)),
@@ -101,8 +105,8 @@ def _apart(make: Callable[..., Any], p: LayerNormProblem, more: int, first: int)
     made = make(p, CPU, SEED)
 
     def placed(x: torch.Tensor) -> torch.Tensor:
-        wide = x.new_zeros((p.rows, p.channels + more))
-        return wide[:, first : first + p.channels].copy_(x)
+        wide = x.new_zeros((*p.shape[:-1], p.channels + more))
+        return wide[..., first : first + p.channels].copy_(x)
 
     if made.added is None:
         return made._replace(x=placed(made.x))

@@ -16,8 +16,8 @@ SOURCE = "layer_norm.hip"
 DTYPES = HALVES
 AFFINE_KINDS = ("none", "float16", "bfloat16", "float32")
 """Kinds of gamma and beta, in the order of AffineKind in layer_norm.hip."""
-ADDED_KINDS = ("nothing", "tensor", "rows", "kept rows")
-"""What is added first, in the order of AddedKind in layer_norm.hip."""
+ADDED_KINDS = ("nothing", "tensor", "rows", "kept rows", "gated")
+"""What is added first, in the order of AddedKind in layer_norm.hip; the last for a modulated norm."""
 VECTOR = 8
 """Values that are read at once."""
 HELD = (4, 5, 6)
@@ -35,6 +35,15 @@ class LayerNormParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("rows", "channels", "lanes", "lane_bits")),
         ("aligned", ctypes.c_uint32),
         *((name, ctypes.c_float) for name in ("eps", "share")),
+    ]
+
+
+class ModulatedParams(ctypes.Structure):
+    """The same with MODULATED: `more` is the gate, gamma and beta are scale and shift."""
+
+    _fields_ = [
+        *LayerNormParams._fields_,
+        *((name, ctypes.c_uint32) for name in ("tokens", "image_stride")),
     ]
 
 
@@ -84,7 +93,14 @@ def configs(arch: Arch, channels: int) -> tuple[LayerNormConfig, ...]:
 
 
 @cache
-def spec(dtype: str, added: str, affine: str, held: int, config: LayerNormConfig) -> KernelSpec:
+def spec(
+    dtype: str,
+    added: str,
+    affine: str,
+    held: int,
+    config: LayerNormConfig,
+    modulated: bool = False,
+) -> KernelSpec:
     """The kernel. `added`: of ADDED_KINDS; `affine`: of AFFINE_KINDS; `held`: of HELD, or 0."""
     defines = {
         "BF16_HALVES": int(dtype == "bfloat16"),
@@ -92,13 +108,14 @@ def spec(dtype: str, added: str, affine: str, held: int, config: LayerNormConfig
         "AFFINE": AFFINE_KINDS.index(affine),
         "HELD": held,
         "THREADS": config.threads,
+        **({"MODULATED": 1} if modulated else {}),
     }
     return KernelSpec(SOURCE, "layer_norm", tuple(defines.items()))
 
 
 def _specs(dtype: str, config: LayerNormConfig) -> list[KernelSpec]:
     """With gamma and beta of the rows' dtype, as a model in halves has them."""
-    return [spec(dtype, added, dtype, held, config) for held in HELD for added in ADDED_KINDS]
+    return [spec(dtype, added, dtype, held, config) for held in HELD for added in ADDED_KINDS[:4]]
 
 
 def shipped_specs(arch: Arch) -> list[KernelSpec]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.keys import key_of
-from lib_rocm_sd.ops.layer_norm import biased, formula
+from lib_rocm_sd.ops.layer_norm import biased, formula, modulated
 from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
 from lib_rocm_sd.ops.layer_norm import problem as problems
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs, trial_inputs
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs, ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.layer_norm.torch import TorchLayerNorm
@@ -49,4 +50,22 @@ LAYER_NORM_BIASED: Op[BiasedProblem, BiasedInputs] = Op(
     measured_as=problems.measured_as,
     trial_inputs=biased.trial_inputs,
 )
-OPS = (LAYER_NORM, LAYER_NORM_BIASED)
+LAYER_NORM_MODULATED: Op[ModulatedProblem, ModulatedInputs] = Op(
+    name="layer norm modulated",
+    family="layer_norm",
+    title="Layer norm, modulated",
+    variants=(modulated.KernelModulated(), modulated.TorchModulated()),
+    problem_of=modulated.problem_of,
+    key_of=key_of,
+    reference=modulated.reference,
+    make_inputs=modulated.make_inputs,
+    tolerance=problems.tolerance,
+    output_shape=lambda p: p.shape,
+    test_problems=modulated.test_problems,
+    cases=(*(problem for _, problem in modulated.USUAL), *modulated.ODD),
+    usual=modulated.USUAL,
+    results=lambda problem, inputs: layer_norm_inputs.empty(inputs.x, problem.added),
+    measured_as=modulated.measured_as,
+    trial_inputs=modulated.trial_inputs,
+)
+OPS = (LAYER_NORM, LAYER_NORM_BIASED, LAYER_NORM_MODULATED)

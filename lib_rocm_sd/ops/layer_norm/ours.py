@@ -27,7 +27,7 @@ def spec_of(problem: LayerNormProblem, config: LayerNormConfig) -> KernelSpec:
     """The kernel that makes it."""
     p = problem
     held = kernel.tiling(p.channels, config).held
-    return kernel.spec(p.dtype, p.first, p.affine, held, config)
+    return kernel.spec(p.dtype, p.first, p.affine, held, config, p.modulated)
 
 
 def readable(problem: LayerNormProblem, inputs: LayerNormInputs) -> LayerNormInputs:
@@ -141,6 +141,10 @@ class KernelNorm(Variant[AnyProblem, AnyInputs]):
         """The outputs, and in `params` where they and the inputs are."""
         raise NotImplementedError
 
+    def template(self, problem: AnyProblem, config: LayerNormConfig, inputs: AnyInputs) -> Any:
+        """The argument for readable inputs, but for addresses, and whether they are aligned."""
+        return template(problem, config, inputs)
+
     def input_refusals(self, inputs: AnyInputs) -> list[str]:
         return gradient_refusals(*inputs)
 
@@ -163,7 +167,7 @@ class KernelNorm(Variant[AnyProblem, AnyInputs]):
         grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
         device = inputs.x.device
         return BoundCall(
-            template(problem, config, inputs),
+            self.template(problem, config, inputs),
             lambda params: prepare(spec, grid, config.threads, params, device),
             self.fill,
         )
@@ -171,7 +175,7 @@ class KernelNorm(Variant[AnyProblem, AnyInputs]):
     def run(self, call: Call[AnyProblem, AnyInputs]) -> Result:
         config, problem, inputs = call.config, call.problem, call.inputs
         inputs = self.readable(problem, inputs)
-        params = template(problem, config, inputs)
+        params = self.template(problem, config, inputs)
         made = self.fill(params, inputs, bool(params.aligned))
         grid = kernel.tiling(problem.channels, config).grid(problem.rows, config)
         spec = spec_of(problem, config)

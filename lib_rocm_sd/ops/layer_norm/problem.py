@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from lib_rocm_sd.ops.base import ITEM_BYTES
 
@@ -19,6 +19,8 @@ class LayerNormProblem:
     dtype: str = "float16"
     added: bool = False
     affine: str = "float16"
+    modulated: ClassVar[bool] = False
+    """Whether gamma and beta are of each image."""
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, self.shape))

@@ -10,7 +10,8 @@ import torch
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs, ModulatedProblem
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED, LAYER_NORM_MODULATED
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
@@ -20,6 +21,8 @@ CPU = torch.device("cpu")
 
 def op_of(given: Any) -> Op[Any, Any]:
     """Of a problem or of inputs."""
+    if isinstance(given, ModulatedProblem | ModulatedInputs):
+        return LAYER_NORM_MODULATED
     biased = isinstance(given, BiasedProblem | BiasedInputs)
     return LAYER_NORM_BIASED if biased else LAYER_NORM
 
@@ -39,7 +42,7 @@ def pair_of(output: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return both[0].cpu(), None if both[1] is None else both[1].cpu()
 
 
-def faults(output: Any, inputs: LayerNormInputs | BiasedInputs) -> list[str]:
+def faults(output: Any, inputs: LayerNormInputs | BiasedInputs | ModulatedInputs) -> list[str]:
     """What is wrong: a largest error of more than twice that of torch on the CPU, an rms of more
     than 1.2 times, another layout, NaN anywhere; a sum that is not torch's to the bit.
     """

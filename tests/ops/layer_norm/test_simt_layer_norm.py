@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
-from lib_rocm_sd.ops.layer_norm import biased, kernel
+from lib_rocm_sd.ops.layer_norm import biased, kernel, modulated
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs, ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import ODD, LayerNormProblem
 from tests import executed
@@ -45,6 +46,14 @@ LONG = LayerNormProblem((3, 2051), added=True)
 BIASED = [BiasedProblem(p.shape, p.dtype, False, p.affine, True) for p in (SMALL, WIDE, LONG)]
 
 
+MODULATED = [
+    ModulatedProblem((3, 7, 320), added=True),
+    ModulatedProblem((3, 1, 3136), "bfloat16", True, "bfloat16"),
+    ModulatedProblem((2, 2, 2051), added=True),
+]
+"""The same, whose images end within a work-group."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """How the kernel is run: as which GPU, in which order, with which sanitizer and sources."""
@@ -55,7 +64,7 @@ class Setting:
     kernels_dir: Path = KERNELS_DIR
     config: kernel.LayerNormConfig | None = None
 
-    def run(self, inputs: LayerNormInputs | BiasedInputs) -> Any:
+    def run(self, inputs: LayerNormInputs | BiasedInputs | ModulatedInputs) -> Any:
         arch = by_gfx(self.gfx)
         assert arch is not None
         launch = ShimLaunch(arch, self.seed, self.sanitize, self.kernels_dir)
@@ -64,7 +73,7 @@ class Setting:
             op = op_of(inputs)
             return compute(op, op.variants[0], launch, config, inputs)
 
-    def faults(self, inputs: LayerNormInputs | BiasedInputs) -> list[str]:
+    def faults(self, inputs: LayerNormInputs | BiasedInputs | ModulatedInputs) -> list[str]:
         return faults(self.run(inputs), inputs)
 
 
@@ -76,7 +85,10 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("problem", [*ODD, SMALL, WIDE, LONG, *biased.ODD, *BIASED], ids=str)
+ALL = [*ODD, SMALL, WIDE, LONG, *biased.ODD, *BIASED, *modulated.ODD, *MODULATED]
+
+
+@pytest.mark.parametrize("problem", ALL, ids=str)
 @pytest.mark.parametrize("gfx", ["gfx1100", "gfx942"])
 def test_odd_shapes(gfx: str, problem: LayerNormProblem) -> None:
     assert Setting(gfx).faults(draw(problem)) == []
@@ -84,7 +96,7 @@ def test_odd_shapes(gfx: str, problem: LayerNormProblem) -> None:
 
 @pytest.mark.parametrize("gfx", sorted({*UNITS} - {"gfx1100", "gfx942"}))
 def test_the_other_units(gfx: str) -> None:
-    for problem in (SMALL, WIDE, LONG, *BIASED):
+    for problem in (SMALL, WIDE, LONG, *BIASED, *MODULATED):
         assert Setting(gfx, 2).faults(draw(problem)) == []
 
 
@@ -268,6 +280,21 @@ def test_rows_that_are_missing(problem: BiasedProblem) -> None:
         assert same(Setting().run(moved), plain)
 
 
+@pytest.mark.parametrize("problem", MODULATED, ids=str)
+def test_rows_of_images(problem: ModulatedProblem) -> None:
+    """With a gate and without; apart, from an odd address on, expanded, and each by itself."""
+    inputs = draw(problem)
+    plain = Setting().run(inputs)
+    assert Setting().faults(inputs._replace(added=None, gate=None)) == []
+    for name in ("x", "scale", "shift", "added", "gate"):
+        moved = inputs._replace(**{name: misaligned(getattr(inputs, name))})
+        assert same(Setting().run(moved), plain)
+    for layout in ("misaligned", "apart"):
+        assert same(Setting().run(placed(inputs, layout)), plain)
+    every = inputs._replace(scale=inputs.scale[:1].expand_as(inputs.scale))
+    assert Setting().faults(every) == []
+
+
 def test_rows_of_zeros_change_nothing() -> None:
     inputs = draw(BIASED[0])
     zeros = dict.fromkeys(biased.ROWS, torch.zeros_like(inputs.missing))
@@ -343,7 +370,7 @@ PLANTED = (
     ("p.share, p.eps)", "p.share, 0.1f)"),
     ("x += other_half<2>(x)", "x += x"),
     ("kLanes == 8 ? 0x141 : 0x140", "kLanes == 8 ? 0x140 : 0x141"),
-    ("p.beta, channel(i)", "p.gamma, channel(i)"),
+    ("OF_ROW(beta), channel(i)", "OF_ROW(gamma), channel(i)"),
 )
 
 
@@ -361,6 +388,27 @@ def test_a_mistake_with_rows_is_seen(old: str, new: str) -> None:
     """In whole vectors, or in the rest of a row and its first value, from which all are counted."""
     kernels_dir = simt.planted("layer_norm.hip", old, new)
     inputs = draw(BIASED[2])
+    assert Setting().faults(inputs) == []
+    assert Setting(kernels_dir=kernels_dir).faults(inputs) != []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("p.tokens * p.image_stride", "p.tokens * p.channels"),
+        ("(u32)row / p.tokens", "min2((u32)row / p.tokens, 1u)"),
+        ("1.0f + gamma", "gamma"),
+        (
+            "fma_f32(half_of<Half>(gate, i), half_of<Half>(b, i),",
+            "fma_f32(1.0f, half_of<Half>(b, i),",
+        ),
+        ("Half::to(OF_ROW(more)[c]), added", "1.0f, added"),
+    ],
+)
+def test_a_mistake_with_images_is_seen(old: str, new: str) -> None:
+    """In whole vectors, or in the rest of a row."""
+    kernels_dir = simt.planted("layer_norm.hip", old, new)
+    inputs = draw(replace(MODULATED[2], shape=(3, 2, 2051)))
     assert Setting().faults(inputs) == []
     assert Setting(kernels_dir=kernels_dir).faults(inputs) != []
 

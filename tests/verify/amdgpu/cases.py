@@ -22,6 +22,7 @@ from lib_rocm_sd.ops.group_norm import whole as whole_norm
 from lib_rocm_sd.ops.group_norm.problem import ADDED, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.problem import LinearProblem
@@ -236,6 +237,20 @@ def layer_norm(gfx: str) -> Iterator[Case]:
         yield Case(gfx, "layer norm", replace(problem, shape=(1, channels)))
         biased = BiasedProblem((3, channels), "float16", affine=affine, keeps=channels != 328)
         yield Case(gfx, "layer norm", biased, layout="misaligned" if channels == 5 else "apart")
+    yield from _modulated_norm(gfx)
+
+
+def _modulated_norm(gfx: str) -> Iterator[Case]:
+    """The same, of images that end within a work-group."""
+    for index, config in enumerate(layer_norm_kernel.CONFIGS):
+        for held in layer_norm_kernel.HELD:
+            problem = ModulatedProblem((2, 1, 8 * (config.threads * held - 3)), added=True)
+            yield Case(gfx, "layer norm", problem, index, "apart")
+    for channels in (328, 648, 1000):
+        halves = ModulatedProblem((3, 5, channels), "bfloat16", channels != 648, "bfloat16")
+        yield Case(gfx, "layer norm", halves, layout="misaligned")
+    for channels in (5, 2051):
+        yield Case(gfx, "layer norm", ModulatedProblem((3, 2, channels), added=channels > 5))
 
 
 def linear(gfx: str) -> Iterator[Case]:

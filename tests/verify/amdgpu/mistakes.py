@@ -15,6 +15,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests.verify import simt
@@ -183,6 +184,7 @@ def _layer_norm(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "layer norm", replace(twice, added=False))
     yield Case(gfx, "layer norm", BiasedProblem((19, 328), keeps=True), layout="apart")
     yield Case(gfx, "layer norm", BiasedProblem((3, 2051), keeps=True), layout="apart")
+    yield Case(gfx, "layer norm", ModulatedProblem((3, 2, 328), added=True), layout="apart")
 
 
 def _softmax(gfx: str) -> Iterator[Case]:
