@@ -24,7 +24,7 @@ LAYERS = (
     ("functional", "followed", "graphs", "calls", "ranges"),
     ("torch_ops",),
     ("modules",),
-    ("vae", "unet"),
+    ("vae", "unet", "dit"),
     ("hosts.read",),
     ("shipped", "first_trials", "present"),
     ("cards",),

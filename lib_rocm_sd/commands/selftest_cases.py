@@ -30,8 +30,14 @@ from lib_rocm_sd.ops.group_norm.problem import (
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.heads import HeadsProblem
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED, LAYER_NORM_MODULATED
+from lib_rocm_sd.ops.layer_norm.op import (
+    LAYER_NORM,
+    LAYER_NORM_BIASED,
+    LAYER_NORM_MODULATED,
+    RMS_NORM_HEADS,
+)
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
@@ -76,6 +82,10 @@ def _problems() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
         if len(rows.shape) == 3:
             modulated = ModulatedProblem(rows.shape, rows.dtype, rows.added, rows.dtype)
             yield LAYER_NORM_MODULATED, modulated, True
+    for head_dim in (64, 128, 40):
+        for dtype in ("float16", "bfloat16"):
+            for words in (33, 0):
+                yield RMS_NORM_HEADS, HeadsProblem(2, 77, words, 3, head_dim, dtype), True
     for linear in _linears():
         yield LINEAR, linear, True
     yield from _of_training()

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
+from lib_rocm_sd.dit.parts import Joint
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.unet import blocks
 from lib_rocm_sd.unet.parts import Parts
@@ -21,7 +22,7 @@ class Reading:
     called as they are. `leaves`: those whose parameters we read, which are in `slots`.
     """
 
-    parts: Parts | None
+    parts: Parts | Joint | None
     reasons: tuple[str, ...]
     partly: tuple[str, ...]
     leaves: tuple[nn.Module, ...]
@@ -52,6 +53,7 @@ TITLES = (
     "upsampling",
     "downsampling",
     "first and last layers",
+    "joint transformer block",
 )
 Find = Callable[[nn.Module], list[tuple[nn.Module, Kind]]]
 """Gives the blocks of a UNet, each with its kind, in the UNet's own order."""

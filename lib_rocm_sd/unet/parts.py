@@ -183,6 +183,11 @@ class ImageCall(NamedTuple):
     x: torch.Tensor
     emb: torch.Tensor | None = None
 
+    @property
+    def others(self) -> tuple[Any, ...]:
+        """What is given beside x, whose shapes count too."""
+        return (self.emb,)
+
 
 class Region(NamedTuple):
     """Where an attention counts: by the `image`th of a mask (1, images, H, W), anywhere, of which
@@ -223,6 +228,10 @@ class BlockCall(NamedTuple):
     mask: torch.Tensor | None = None
     more: tuple[More, ...] = ()
 
+    @property
+    def others(self) -> tuple[Any, ...]:
+        return (self.context, self.mask, *(each.context for each in self.more))
+
 
 class TransformerCall(NamedTuple):
     """x (N, C, H, W). `given(i)`: what block i is given beside its tokens; `answer` wraps the
@@ -232,6 +241,10 @@ class TransformerCall(NamedTuple):
     x: torch.Tensor
     given: Callable[[int], Mapping[str, Any]]
     answer: Callable[[torch.Tensor], Any]
+
+    @property
+    def others(self) -> tuple[Any, ...]:
+        return ()
 
 
 Call = ImageCall | BlockCall | TransformerCall

@@ -110,8 +110,9 @@ class SpotCheck:
         finally:
             self.is_theirs = False
         try:
-            made, right = _tensor(ours), _tensor(theirs)
-            self._pending.append(_compared(block, made, right, x))
+            made, right = _tensors(ours), _tensors(theirs)
+            for one, other in zip(made, right, strict=True):
+                self._pending.append(_compared(block, one, other, x))
         except (RuntimeError, TypeError, ValueError, MemoryError) as error:
             if not is_out_of_memory(error):
                 self.left.update(self.differs(block, "gave something else"))
@@ -119,9 +120,10 @@ class SpotCheck:
         self.compared += 1
         if not self._repeats:
             return ours
-        if type(right) is not torch.Tensor or right.dtype != made.dtype:
-            return theirs
-        made.copy_(right)  # where the next block's graph reads it
+        for one, other in zip(made, right, strict=True):
+            if type(other) is not torch.Tensor or other.dtype != one.dtype:
+                return theirs
+            one.copy_(other)  # where the next block's graph reads it
         return ours
 
     def look(self, wait: bool = False) -> None:
@@ -154,9 +156,10 @@ def _compared(block: Any, ours: torch.Tensor, theirs: torch.Tensor, x: torch.Ten
     return _Pending(block, here, coarsest, arrived)
 
 
-def _tensor(result: Any) -> torch.Tensor:
-    """The tensor in what a block gives."""
-    made = result[0] if isinstance(result, tuple) else getattr(result, "sample", result)
-    if not isinstance(made, torch.Tensor):
-        raise TypeError(f"a block gave a {type(made).__name__}")
+def _tensors(result: Any) -> list[torch.Tensor]:
+    """The tensors in what a block gives. Of two streams, one that has ended is None."""
+    parts = result if isinstance(result, tuple) else (getattr(result, "sample", result),)
+    made = [part for part in parts if part is not None]
+    if not made or not all(isinstance(part, torch.Tensor) for part in made):
+        raise TypeError(f"a block gave {', '.join(type(part).__name__ for part in parts)}")
     return made

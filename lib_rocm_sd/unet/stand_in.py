@@ -11,6 +11,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Places, Routes, begin
 from lib_rocm_sd.device import identify
+from lib_rocm_sd.dit.parts import Joint, JointCall
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
@@ -57,7 +58,7 @@ class BlockStandIn(StandIn):
         return self._reading
 
     @property
-    def parts(self) -> Parts | None:
+    def parts(self) -> Parts | Joint | None:
         """What was read last, which may have changed since."""
         return self._reading.parts
 
@@ -229,14 +230,9 @@ def _is_hooked(module: nn.Module) -> bool:
 
 def _facts(call: Any) -> tuple[Any, ...]:
     """What the shapes in a block follow from, beside its weights."""
-    given: list[Any] = [call.x]
-    if type(call) is BlockCall:
-        given += (call.context, call.mask, *(each.context for each in call.more))
-    elif type(call) is ImageCall:
-        given.append(call.emb)
     return tuple(
         isinstance(each, torch.Tensor) and (each.shape, each.stride(), each.dtype, each.device)
-        for each in given
+        for each in (call.x, *call.others)
     )
 
 
@@ -252,7 +248,7 @@ def _suits(call: Any, reading: Reading) -> bool:
         dtype == weight.dtype
         and dtype in HALVES
         and x.device == weight.device
-        and x.ndim == (3 if type(call) is BlockCall else 4)
+        and x.ndim == (3 if isinstance(call, BlockCall | JointCall) else 4)
         and 0 not in x.shape
         and (type(call) is not ImageCall or _embeds(call.emb, reading.parts, dtype))
     )

@@ -180,8 +180,8 @@ def test_a_result_that_cannot_be_compared_is_the_hosts(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = taken_over(unet)
-    plain, theirs = models.step(unet, inputs), spot._tensor
-    monkeypatch.setattr(spot, "_tensor", lambda made: theirs(made)[..., :1])
+    plain, theirs = models.step(unet, inputs), spot._tensors
+    monkeypatch.setattr(spot, "_tensors", lambda made: [t[..., :1] for t in theirs(made)])
     monkeypatch.setattr(spot, "norms", lambda *given: theirs(None))
     taken.generation_begins(0, steps=1)
     assert near(models.step(unet, inputs), plain)

@@ -24,6 +24,7 @@ from lib_rocm_sd.hosts.diffusers import components
 from lib_rocm_sd.hosts.diffusers.components import ServedForward, is_served, itself
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
+from lib_rocm_sd.hosts.read.dit import is_joint
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import HOME, PROCESSORS, TORCHS, code_of
 from lib_rocm_sd.modules.stand_in import is_compiling
@@ -184,10 +185,15 @@ def patched(
 
 
 def _unets(pipeline: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The UNet and each ControlNet, as the report calls them."""
+    """The UNet, or the transformer if some of its blocks can be ours, and each ControlNet, as the
+    report calls them.
+    """
+    own = getattr(pipeline, "transformer", None)
+    if not isinstance(own, torch.nn.Module) or not any(map(is_joint, own.modules())):
+        own = getattr(pipeline, "unet", None)
     control = getattr(pipeline, "controlnet", None)
     nets = ((CONTROLNET, net) for net in getattr(control, "nets", (control,)))
-    for name, model in ((UNET, getattr(pipeline, "unet", None)), *nets):
+    for name, model in ((UNET, own), *nets):
         if isinstance(model, torch.nn.Module):
             yield name, model
 

@@ -43,6 +43,7 @@ LAYER_NORM_CLASSES = {
     "ldm_patched.modules.ops.disable_weight_init.LayerNorm",
     "backend.operations.ForgeOperations.LayerNorm",
 }
+RMS_NORM_CLASSES = {"diffusers.models.normalization.RMSNorm"}
 GROUP_NORM_CLASSES = {
     "torch.nn.modules.normalization.GroupNorm",
     "comfy.ops.disable_weight_init.GroupNorm",
@@ -279,6 +280,40 @@ class Findings:
         if norm is not None and len(norm.normalized_shape) != 1:
             self.add(f"{place[1]} is over {len(norm.normalized_shape)} dimensions")
         return norm
+
+    def bare_norm(self, owner: Any, path: str, within: str = "") -> nn.LayerNorm | None:
+        """What is there if it is a LayerNorm of the last dimension, without parameters."""
+        module, name = _at(owner, path, within)
+        cls = type(module)
+        if f"{cls.__module__}.{cls.__qualname__}" not in LAYER_NORM_CLASSES:
+            self._other_class(module, name, "LayerNorm")
+            return None
+        if module.elementwise_affine or len(module.normalized_shape) != 1:
+            self.add(f"{name} has a weight, or is over several dimensions")
+            return None
+        self._as_its_class(module, name)
+        norm: nn.LayerNorm = module
+        return norm
+
+    def rms_norm(self, owner: Any, path: str, within: str = "") -> Any:
+        """What is there if it is an RMSNorm of the last dimension with a weight, and no more."""
+        module, name = _at(owner, path, within)
+        cls = type(module)
+        if f"{cls.__module__}.{cls.__qualname__}" not in RMS_NORM_CLASSES:
+            self._other_class(module, name, "RMSNorm")
+            return None
+        own = {key for key, value in module._parameters.items() if value is not None}
+        if own != {"weight"} or module.weight.ndim != 1:
+            self.add(f"{name} has {', '.join(sorted(own)) or 'no weight'}")
+            return None
+        self._as_its_class(module, name)
+        return module
+
+    def _as_its_class(self, module: nn.Module, name: str) -> None:
+        """A norm without more settings than its eps, computed as its class does."""
+        self.untouched(module, name)
+        self.class_forward(type(module), name)
+        self.watch(module, "eps")
 
     def _leaf(
         self,

@@ -9,6 +9,9 @@ from typing import Any
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
+from lib_rocm_sd.dit import program
+from lib_rocm_sd.dit.parts import Joint
+from lib_rocm_sd.hosts.read import dit
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
@@ -22,7 +25,7 @@ from lib_rocm_sd.unet.weights import obstacles, slots_of
 
 def _read(
     family: str,
-    parts_of: Callable[[Findings, nn.Module], Parts | None],
+    parts_of: Callable[[Findings, nn.Module], Parts | Joint | None],
     module: nn.Module,
     hosts_own: Iterable[str],
     told: bool,
@@ -41,7 +44,7 @@ def _read(
     return Reading(parts, (), tuple(found.partly), tuple(leaves), watch, slots_of(leaves))
 
 
-def _seen(module: nn.Module, parts: Parts | None) -> Iterator[nn.Module]:
+def _seen(module: nn.Module, parts: Any) -> Iterator[nn.Module]:
     """The modules to watch: of a transformer not what is in its blocks."""
     inner = set(parts.blocks) if isinstance(parts, Transformer) else set()
 
@@ -81,7 +84,7 @@ def _kinds(family: str, reader: Ldm) -> tuple[Kind, ...]:
     )
     return tuple(
         Kind(title, partial(_read, family, getattr(reader, role)), reader.calls[role], run)
-        for title, (role, run) in zip(TITLES, roles, strict=True)
+        for title, (role, run) in zip(TITLES, roles, strict=False)
     )
 
 
@@ -93,6 +96,9 @@ _READERS: Mapping[str, Ldm] = {
 }
 """By the package that defines a UNet's classes."""
 _KINDS = {family: _kinds(family, reader) for family, reader in _READERS.items()}
+
+
+_JOINT = Kind(TITLES[-1], partial(_read, "diffusers", dit.joint), dit.joint_call, program.joint)
 
 
 def blocks_of(model: nn.Module) -> list[tuple[nn.Module, Kind]]:
@@ -119,6 +125,9 @@ def _within(module: nn.Module, taken: set[nn.Module]) -> Iterator[tuple[nn.Modul
     if module in taken:
         return
     taken.add(module)
+    if dit.is_joint(module):
+        yield module, _JOINT
+        return
     known = _known(module)
     if known is None:
         for child in module.children():

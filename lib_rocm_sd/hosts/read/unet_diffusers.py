@@ -49,7 +49,7 @@ TORCHS = "AttnProcessor2_0"
 _PLAIN_RESNET = {"pre_norm": True, "output_scale_factor": 1.0}
 _MODULATED = "scale_shift"
 _RESIZED = ("upsample", "downsample")
-_PLAIN_ATTENTION = {
+PLAIN_ATTENTION = {
     "norm_q": None,
     "norm_k": None,
     "norm_cross": None,
@@ -122,7 +122,7 @@ def block_call(
     cross = {"encoder_hidden_states": context, "attention_mask": encoder_attention_mask, **more}
     regions = more.pop(_REGIONS, None)
     plain_cross, added = not more, None
-    processor = _processor_of(module.attn2) if module.attn2 is not None else None
+    processor = processor_of(module.attn2) if module.attn2 is not None else None
     if type(processor).__name__ in IP_ADAPTERS:
         added = _of_images(processor, context, regions)
         plain_cross = plain_cross and added is not None
@@ -258,9 +258,9 @@ class Diffusers(Ldm):
         children = ("to_q", "to_k", "to_v", "to_qkv", "to_kv", "to_out", "processor")
         if not found.block(module, name, ("Attention",), children):
             return False
-        found.settings(module, name, _PLAIN_ATTENTION)
+        found.settings(module, name, PLAIN_ATTENTION)
         found.watch(module, "processor")
-        processor = _processor_of(module)
+        processor = processor_of(module)
         kind = type(processor).__name__
         known = {**PROCESSORS, FUSED: False, **IP_ADAPTERS}
         if kind not in known or type(processor).__module__ != HOME:
@@ -274,7 +274,7 @@ class Diffusers(Ldm):
 
     def attention(self, found: Findings, module: Any, name: str) -> Attention | None:
         """The same, and the layers for images of an IP-Adapter, which are its processor's."""
-        made, processor = super().attention(found, module, name), _processor_of(module)
+        made, processor = super().attention(found, module, name), processor_of(module)
         if made is None or type(processor).__name__ not in IP_ADAPTERS:
             return made
         name, lists = f"{name}.processor", ("to_k_ip", "to_v_ip")
@@ -293,15 +293,15 @@ class Diffusers(Ldm):
         return replace(made, to_kv_more=tuple(read))
 
     def projections(self, module: Any) -> tuple[str, ...]:
-        if type(_processor_of(module)).__name__ != FUSED:
+        if type(processor_of(module)).__name__ != FUSED:
             return super().projections(module)
         return ("to_q", "to_kv") if module.is_cross_attention else ("to_qkv",)
 
     def is_scaled(self, module: Any) -> bool:
-        return not type(_processor_of(module)).__name__.endswith(TORCHS)
+        return not type(processor_of(module)).__name__.endswith(TORCHS)
 
 
-def _processor_of(attention: Any) -> Any:
+def processor_of(attention: Any) -> Any:
     """The one that diffusers gave it, where ours is in its place."""
     processor = getattr(attention, "processor", None)
     ours = type(processor).__module__.startswith("lib_rocm_sd")

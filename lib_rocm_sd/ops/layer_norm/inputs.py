@@ -92,7 +92,7 @@ def trial_inputs(
     make: Callable[..., Any] = make_inputs,
     small: Callable[..., Any] = test_problems,
 ) -> TrialInputs:
-    """Trial inputs for the class of `problem`, drawn by `make`, of the first of its `small` ones."""
+    """Trial inputs for the class of `problem`: of the first of its `small` ones, by `make`."""
     p, _ = small(problem)
     return (
         (f"{p}, rows of a wider tensor", partial(_apart, make, p, 8, 0)),

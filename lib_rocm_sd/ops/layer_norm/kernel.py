@@ -17,7 +17,7 @@ DTYPES = HALVES
 AFFINE_KINDS = ("none", "float16", "bfloat16", "float32")
 """Kinds of gamma and beta, in the order of AffineKind in layer_norm.hip."""
 ADDED_KINDS = ("nothing", "tensor", "rows", "kept rows", "gated")
-"""What is added first, in the order of AddedKind in layer_norm.hip; the last for a modulated norm."""
+"""What is added first, in the order of AddedKind in layer_norm.hip; the last if modulated."""
 VECTOR = 8
 """Values that are read at once."""
 HELD = (4, 5, 6)

@@ -5,16 +5,15 @@ with Transformers" (2022), section 3.2, adaLN-Zero.
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, TrialInputs, Variant, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
 from lib_rocm_sd.ops.keys import described, tensor_errors
-from lib_rocm_sd.ops.layer_norm import formula, kernel, ours
+from lib_rocm_sd.ops.layer_norm import formula, ours
 from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.kernel import LayerNormConfig, LayerNormParams, ModulatedParams
@@ -156,25 +155,25 @@ class KernelModulated(KernelNorm[ModulatedProblem, ModulatedInputs]):
 
     def readable(self, problem: ModulatedProblem, inputs: ModulatedInputs) -> ModulatedInputs:
         plain = LayerNormInputs(inputs.x, None, None, inputs.eps, inputs.added)
-        x, _, _, eps, added = ours.readable(replace(problem, affine="none"), plain)
-        rows = inputs.scale, inputs.shift, inputs.gate
-        if _image_stride(inputs) is None:
-            rows = tuple(None if each is None else each.contiguous() for each in rows)
-        scale, shift, gate = rows
-        return ModulatedInputs(x, scale, shift, eps, added, gate)  # type: ignore[arg-type]
+        x, _, _, _, added = ours.readable(replace(problem, affine="none"), plain)
+        inputs = inputs._replace(x=x, added=added)
+        if _image_stride(inputs) is not None:
+            return inputs
+        rows: dict[str, Any] = {name: each.contiguous() for name, each in inputs.of_images.items()}
+        return inputs._replace(**rows)
 
     def template(
         self, problem: ModulatedProblem, config: LayerNormConfig, inputs: ModulatedInputs
     ) -> ModulatedParams:
         first = super().template(problem, config, inputs)
-        values = (getattr(first, name) for name, _ in LayerNormParams._fields_)
+        values = (getattr(first, field[0]) for field in LayerNormParams._fields_)
         return ModulatedParams(*values, max(problem.shape[1], 1), inputs.scale.stride(0))
 
-    def fill(self, params: ctypes.Structure, inputs: ModulatedInputs, aligned: bool) -> Result:
+    def fill(self, params: Any, inputs: ModulatedInputs, rows_aligned: bool) -> Result:
         x, scale, shift, eps, added, gate = inputs
         params.more = at = 0 if gate is None else gate.data_ptr()
         return ours.fill(
-            params, LayerNormInputs(x, scale, shift, eps, added), aligned and not at & 15
+            params, LayerNormInputs(x, scale, shift, eps, added), rows_aligned and not at & 15
         )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.keys import key_of
-from lib_rocm_sd.ops.layer_norm import biased, formula, modulated
+from lib_rocm_sd.ops.layer_norm import biased, formula, heads, modulated
 from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
 from lib_rocm_sd.ops.layer_norm import problem as problems
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
+from lib_rocm_sd.ops.layer_norm.heads import HeadsInputs, HeadsProblem
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs, trial_inputs
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs, ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
@@ -68,4 +69,20 @@ LAYER_NORM_MODULATED: Op[ModulatedProblem, ModulatedInputs] = Op(
     measured_as=modulated.measured_as,
     trial_inputs=modulated.trial_inputs,
 )
-OPS = (LAYER_NORM, LAYER_NORM_BIASED, LAYER_NORM_MODULATED)
+RMS_NORM_HEADS: Op[HeadsProblem, HeadsInputs] = Op(
+    name="rms norm of heads",
+    family="layer_norm",
+    title="RMSNorm of heads",
+    variants=(heads.KernelHeads(), heads.TorchHeads()),
+    problem_of=heads.problem_of,
+    key_of=key_of,
+    reference=heads.reference,
+    make_inputs=heads.make_inputs,
+    tolerance=heads.tolerance,
+    output_shape=lambda p: p.shape,
+    test_problems=heads.test_problems,
+    cases=(*(problem for _, problem in heads.USUAL), *heads.ODD),
+    usual=heads.USUAL,
+    measured_as=heads.measured_as,
+)
+OPS = (LAYER_NORM, LAYER_NORM_BIASED, LAYER_NORM_MODULATED, RMS_NORM_HEADS)

@@ -9,9 +9,15 @@ import torch
 
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
+from lib_rocm_sd.ops.layer_norm.heads import HeadsInputs
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs, ModulatedProblem
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED, LAYER_NORM_MODULATED
+from lib_rocm_sd.ops.layer_norm.op import (
+    LAYER_NORM,
+    LAYER_NORM_BIASED,
+    LAYER_NORM_MODULATED,
+    RMS_NORM_HEADS,
+)
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
@@ -61,6 +67,22 @@ def faults(output: Any, inputs: LayerNormInputs | BiasedInputs | ModulatedInputs
         found.append("a sum is there, or is not")
     elif total is not None and torchs_total is not None and not torch.equal(total, torchs_total):
         found.append("the sum is not torch's")
+    return found
+
+
+def head_faults(output: torch.Tensor, inputs: HeadsInputs) -> list[str]:
+    """The same of RMSNorm over heads, but for values and heads without a weight: to the bit."""
+    exact = RMS_NORM_HEADS.reference(inputs)
+    torchs = compute(RMS_NORM_HEADS, RMS_NORM_HEADS.variants[-1], None, None, inputs)
+    ours, theirs = Errors.of(output, exact), Errors.of(torchs, exact)
+    found = []
+    if not (ours.largest <= 2 * theirs.largest + 1e-7 and ours.rms <= 1.2 * theirs.rms + 1e-8):
+        found.append(f"{ours}, torch's own {theirs}")
+    kept = (exact == torchs) & (exact == exact.to(output.dtype))
+    if not torch.equal(output[kept], torchs[kept]) or output.dtype != torchs.dtype:
+        found.append("what stays as it is does not")
+    if not output.is_contiguous() or output.shape != exact.shape:
+        found.append(f"{tuple(output.shape)}, strides {output.stride()}")
     return found
 
 

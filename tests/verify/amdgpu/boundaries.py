@@ -23,6 +23,7 @@ from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm import whole as whole_norm
 from lib_rocm_sd.ops.group_norm_backward import kernel as group_norm_backward
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
+from lib_rocm_sd.ops.layer_norm.heads import THREADS as HEADS_THREADS
 from lib_rocm_sd.ops.layer_norm_backward import gradients as norm_gradients
 from lib_rocm_sd.ops.layer_norm_backward import kernel as layer_norm_backward
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
@@ -189,6 +190,10 @@ def _layer_norm(case: Case) -> Iterator[Seen]:
         yield from _rest("channels read twice", p.channels, 8)
 
 
+def _heads(case: Case) -> Iterator[Seen]:
+    yield from _cut("rows of heads", case.problem.rows, HEADS_THREADS // case.problem.lanes)
+
+
 def _linear(case: Case) -> Iterator[Seen]:
     p, config = case.problem, judge.linear_config(case)
     cut = linear_kernel.tiling(p.rows, p.k, p.columns, p.gate, config)
@@ -251,6 +256,7 @@ OPS: dict[str, Callable[[Case], Iterator[Seen]]] = {
     "whole group norm": _whole,
     "layer norm": _layer_norm,
     "linear": _linear,
+    "rms norm of heads": _heads,
     "linear gate": lambda case: _summed("values", case.problem.rows * case.problem.all_columns),
     gradients.LAYER: _layer_norm_gradients,
     gradients.GROUP: _group_norm_gradients,

@@ -22,6 +22,7 @@ from lib_rocm_sd.ops.group_norm import whole as whole_norm
 from lib_rocm_sd.ops.group_norm.problem import ADDED, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.heads import HeadsProblem
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
@@ -253,6 +254,27 @@ def _modulated_norm(gfx: str) -> Iterator[Case]:
         yield Case(gfx, "layer norm", ModulatedProblem((3, 2, channels), added=channels > 5))
 
 
+def heads(gfx: str) -> Iterator[Case]:
+    """Every number of work-items that a head has, with idle ones and without; one stream and two;
+    groups that are not whole, images that end within one.
+    """
+    none, own = (False,) * 4, (True, True, False, False)
+    for sizes, dtype, normed in (
+        ((1, 1, 0, 5, 128), "float16", own),
+        ((1, 2, 0, 5, 120), "bfloat16", own),
+        ((1, 5, 6, 1, 128), "float16", (True,) * 4),
+        ((2, 3, 1, 2, 128), "bfloat16", (True,) * 4),
+        ((3, 2, 1, 2, 40), "float16", (False, True, True, False)),
+        ((2, 2, 3, 3, 64), "bfloat16", (True,) * 4),
+        ((1, 3, 2, 1, 256), "bfloat16", (True,) * 4),
+        ((1, 3, 2, 1, 8), "float16", (True,) * 4),
+        ((1, 2, 2, 4, 24), "float16", none),
+    ):
+        problem = HeadsProblem(*sizes, dtype, normed)
+        for layout in ("plain", "misaligned")[: 2 if sizes[4] in (40, 64) else 1]:
+            yield Case(gfx, "rms norm of heads", problem, layout=layout)
+
+
 def linear(gfx: str) -> Iterator[Case]:
     """Every size with and without a gate, k whole and in parts, both half types: a block of rows
     that is not whole, weights that end within one, chunks of k and a rest.
@@ -312,6 +334,7 @@ ALL = {
     "linear": linear,
     "linear gate": linear_gate,
     "conv rows": conv_rows,
+    "rms norm of heads": heads,
 }
 
 

@@ -26,6 +26,8 @@ from lib_rocm_sd.ops.conv.torch import LibraryConv
 from lib_rocm_sd.ops.group_norm import kernel as norm_kernel
 from lib_rocm_sd.ops.group_norm import whole as whole_norm
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
+from lib_rocm_sd.ops.layer_norm.heads import spec as heads_spec
+from lib_rocm_sd.ops.layer_norm.op import RMS_NORM_HEADS
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.kernel import LinearConfig
 from lib_rocm_sd.ops.linear.op import LINEAR, apart
@@ -157,6 +159,13 @@ def _layer_norm(case: Case, launch: CodeLaunch) -> list[str]:
     return layer_norm_judge.faults(output, inputs)
 
 
+def _heads(case: Case, launch: CodeLaunch) -> list[str]:
+    inputs = layer_norm_judge.placed(RMS_NORM_HEADS.make_inputs(case.problem, CPU, 1), case.layout)
+    with launch.knows(*(item for item in inputs if isinstance(item, torch.Tensor))):
+        output = compute(RMS_NORM_HEADS, RMS_NORM_HEADS.variants[0], launch, None, inputs)
+    return layer_norm_judge.head_faults(output, inputs)
+
+
 LINEAR_PARTS = (1, 3)
 """Of k, by the configs of linear layers: each size with one part, then each with so many."""
 
@@ -212,6 +221,7 @@ _RUN: dict[str, Any] = {
     "finalize": images.finalize,
     "layer norm": _layer_norm,
     "linear": _linear,
+    "rms norm of heads": _heads,
     "linear gate": _linear,
 }
 
@@ -238,6 +248,8 @@ def specs_of(case: Case) -> set[KernelSpec]:
     if case.op == "layer norm":
         threads = layer_norm_kernel.CONFIGS[case.config]
         return set(layer_norm_judge.op_of(p).variants[0].specs(arch, p, threads))
+    if case.op == "rms norm of heads":
+        return {heads_spec(p.dtype)}
     if case.op in ("linear", "linear gate"):
         way, tiles = _linear_way(case)
         return set(way.specs(arch, p, tiles))

@@ -15,6 +15,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.heads import HeadsProblem
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
@@ -187,6 +188,10 @@ def _layer_norm(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "layer norm", ModulatedProblem((3, 2, 328), added=True), layout="apart")
 
 
+def _heads(gfx: str) -> Iterator[Case]:
+    yield Case(gfx, "rms norm of heads", HeadsProblem(2, 2, 1, 3, 40))
+
+
 def _softmax(gfx: str) -> Iterator[Case]:
     problem = AttentionProblem(1, 1, 3, 131, 16)
     yield Case(gfx, "softmax", problem, scale=-0.3)
@@ -238,6 +243,7 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "linear.hip": _linear,
     "norm_gradients.hip": gradients.few_of_both,
     "pack.hip": _pack,
+    "rms_norm.hip": _heads,
     "softmax.hip": _softmax,
     "upsample_conv.hip": _conv,
 }

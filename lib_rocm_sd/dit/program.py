@@ -1,0 +1,138 @@
+"""A block of a diffusion transformer as a program: what it gives for one call."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.calls import Calls
+from lib_rocm_sd.dit.parts import Heads, Joint, JointCall, Stream
+from lib_rocm_sd.ops.layer_norm.heads import HeadsInputs
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM_MODULATED, RMS_NORM_HEADS
+from lib_rocm_sd.unet import compute
+from lib_rocm_sd.unet.blocks import Means
+
+Rows = dict[str, torch.Tensor]
+"""What a modulation makes, (N, C) each, by name."""
+
+
+def joint(parts: Joint, call: JointCall, means: Means, calls: Calls) -> Any:
+    """A block of two streams. Both results lie one after the other in one tensor, which a graph
+    writes.
+    """
+    given = {"x": call.x, "context": call.context, "embedding": call.embedding}
+    made = calls.recorded(partial(_joint, parts), given)
+    x = made[: call.x.numel()].view(call.x.shape)
+    if parts.prompt.feed_forward is None:
+        return call.answer(None, x)
+    return call.answer(made[call.x.numel() :].view(call.context.shape), x)
+
+
+def _joint(
+    parts: Joint, calls: Calls, x: torch.Tensor, context: torch.Tensor, embedding: torch.Tensor
+) -> torch.Tensor:
+    picture, prompt = parts.picture, parts.prompt
+    x, context = x.contiguous(), context.contiguous()
+    active = nn.functional.silu(embedding)
+    made = compute.linear(calls, "modulation", active, picture.modulation, prompt.modulation)
+    each = made.view(len(made), -1, x.shape[2]).unbind(1)
+    of_picture: Rows = dict(zip(picture.rows, each, strict=False))
+    of_prompt: Rows = dict(zip(prompt.rows, each[len(picture.rows) :], strict=True))
+
+    mixed = _attended(
+        calls,
+        "joint",
+        parts.heads,
+        (_projected(calls, "x", x, picture, of_picture, picture.heads), picture.heads),
+        (_projected(calls, "context", context, prompt, of_prompt, prompt.heads), prompt.heads),
+    )
+    tokens, total = x.shape[1], x
+    if parts.own is not None:
+        alone = _projected(calls, "own", x, picture, of_picture, parts.own, "own ")
+        alone = _attended(calls, "own", parts.heads, (alone, parts.own))
+        alone = _out(calls, "own.out", parts.own, alone)
+        total = torch.addcmul(x, of_picture["own gate"][:, None], alone)
+        del alone
+    ends = prompt.feed_forward is None
+    added = None if ends else _out(calls, "context.out", prompt.heads, mixed[:, tokens:])
+    mixed = _out(calls, "x.out", picture.heads, mixed[:, :tokens])
+    x, gate, h = _fed(calls, "x", total, mixed, picture, of_picture)
+    del mixed, total
+    flat = x.new_empty(x.numel() + (0 if ends else context.numel()))
+    torch.addcmul(x, gate, h, out=flat[: x.numel()].view(x.shape))
+    if added is not None:
+        into = flat[x.numel() :].view(context.shape)
+        context, gate, h = _fed(calls, "context", context, added, prompt, of_prompt)
+        torch.addcmul(context, gate, h, out=into)
+    return flat
+
+
+def _projected(
+    calls: Calls,
+    place: str,
+    x: torch.Tensor,
+    stream: Stream,
+    rows: Rows,
+    heads: Heads,
+    of: str = "",
+) -> torch.Tensor:
+    """Queries, keys and values (N, tokens, 3 C) of a stream x, normalised and modulated first."""
+    inputs = ModulatedInputs(x, rows[f"{of}scale"], rows[f"{of}shift"], stream.norm1.eps)
+    normed = calls.run(f"{place}.norm1", LAYER_NORM_MODULATED, inputs).flatten(0, 1)
+    made = compute.linear(calls, f"{place}.qkv", normed, heads.to_q, heads.to_k, heads.to_v)
+    return made.unflatten(0, x.shape[:2])
+
+
+def _attended(
+    calls: Calls, place: str, count: int, *streams: tuple[torch.Tensor, Heads]
+) -> torch.Tensor:
+    """Attention (N, tokens, C) of `count` heads among all tokens of one stream, or of two: of each
+    its queries, keys and values, and the layers that made them.
+    """
+    (qkv, heads), (more, others) = streams[0], (*streams, (None, None))[1]
+    if more is not None or heads.norm_q is not None:
+        weights = (*_weights(heads), *_weights(others))
+        inputs = HeadsInputs(qkv, more, *weights, count, _eps(heads), _eps(others))
+        qkv = calls.run(f"{place}.qk", RMS_NORM_HEADS, inputs)
+        del inputs
+    del more, streams
+    q, k, v = qkv.unflatten(2, (3, count, -1)).unbind(2)
+    return compute.attention(calls, f"{place}.attention", q, k, v)
+
+
+def _weights(heads: Heads | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    norms: Any = (None, None) if heads is None else (heads.norm_q, heads.norm_k)
+    q, k = (None if norm is None else norm._parameters["weight"] for norm in norms)
+    return q, k
+
+
+def _eps(heads: Heads | None) -> float:
+    norm: Any = None if heads is None else heads.norm_q
+    return 0.0 if norm is None else float(norm.eps)
+
+
+def _out(calls: Calls, place: str, heads: Heads, mixed: torch.Tensor) -> torch.Tensor:
+    """What to_out makes of attention's result (N, tokens, C)."""
+    made = compute.linear(calls, place, mixed.reshape(-1, mixed.shape[2]), heads.to_out)
+    return made.view(*mixed.shape[:2], -1)
+
+
+def _fed(
+    calls: Calls, place: str, x: torch.Tensor, added: torch.Tensor, stream: Stream, rows: Rows
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, to which what attention made is added with its gate; the gate (N, 1, C) of what the
+    feed-forward makes of it, and that.
+    """
+    ff, norm2 = stream.feed_forward, stream.norm2
+    assert ff is not None and norm2 is not None
+    inputs = ModulatedInputs(x, rows["ff scale"], rows["ff shift"], norm2.eps, added, rows["gate"])
+    h, x = calls.run(f"{place}.norm2", LAYER_NORM_MODULATED, inputs)
+    del inputs, added
+    h = compute.linear(calls, f"{place}.up", h.flatten(0, 1), ff.up)
+    h = nn.functional.gelu(h, approximate="tanh")
+    h = compute.linear(calls, f"{place}.down", h, ff.down)
+    return x, rows["ff gate"][:, None], h.view(x.shape)

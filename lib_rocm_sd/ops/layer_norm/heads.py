@@ -1,0 +1,325 @@
+"""RMSNorm of queries and keys over each head, of one stream's rows or of two streams', which come
+to lie one after another: kernels/rms_norm.hip.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.bound import Bound, Prepare
+from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
+from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.keys import described, tensor_errors
+from lib_rocm_sd.ops.layer_norm.formula import is_float
+from lib_rocm_sd.ops.lazily import torch
+
+THREADS = 256
+MOST_HEAD_DIM = 256
+"""A wave of 32 work-items, of eight values each, makes a head's row."""
+WEIGHTS = ("weight_q", "weight_k", "more_q", "more_k")
+
+
+@dataclass(frozen=True)
+class HeadsProblem:
+    """x (batch, tokens, 3 heads D) and more (batch, words, 3 heads D), without their tensors.
+    `normed`: which of WEIGHTS there are.
+    """
+
+    batch: int
+    tokens: int
+    words: int
+    heads: int
+    head_dim: int
+    dtype: str = "float16"
+    normed: tuple[bool, ...] = (True, True, True, True)
+
+    def __str__(self) -> str:
+        norms = "".join("01"[each] for each in self.normed)
+        sizes = f"{self.batch}x({self.tokens}+{self.words})x{self.heads}x{self.head_dim}"
+        return f"{sizes} {self.dtype}, weights {norms}"
+
+    @property
+    def rows(self) -> int:
+        """Of all heads."""
+        return self.batch * (self.tokens + self.words) * 3 * self.heads
+
+    @property
+    def lanes(self) -> int:
+        """Work-items of a row: a power of two."""
+        return 1 << max(0, -(-self.head_dim // 8) - 1).bit_length()
+
+    @property
+    def grid(self) -> int:
+        """Work-groups of a launch."""
+        return -(-self.rows * self.lanes // THREADS)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what is made."""
+        return self.batch, self.tokens + self.words, 3 * self.heads * self.head_dim
+
+
+class HeadsInputs(NamedTuple):
+    """x (N, tokens, 3 heads D): queries, keys and values of a stream; `more` (N, words, 3 heads D)
+    of another, whose rows follow. Each weight (D) may be None: then its heads stay as they are.
+    """
+
+    x: torch.Tensor
+    more: torch.Tensor | None
+    weight_q: torch.Tensor | None
+    weight_k: torch.Tensor | None
+    more_q: torch.Tensor | None
+    more_k: torch.Tensor | None
+    heads: int
+    eps: float
+    more_eps: float
+
+    @property
+    def weights(self) -> tuple[torch.Tensor | None, ...]:
+        """By WEIGHTS."""
+        return self.weight_q, self.weight_k, self.more_q, self.more_k
+
+
+def problem_of(inputs: HeadsInputs) -> HeadsProblem:
+    """ValueError, with all shapes, on a caller's mistake."""
+    x, more, heads = inputs.x, inputs.more, inputs.heads
+    given: dict[str, Any] = dict(zip(WEIGHTS, inputs.weights, strict=True))
+    given = {name: each for name, each in {"more": more, **given}.items() if each is not None}
+    wrong = tensor_errors(x=x, **given)
+    if not wrong:
+        wrong = reasons(
+            (
+                x.ndim != 3 or heads < 1 or x.shape[-1] % (3 * heads),
+                "x must be (N, tokens, 3 heads D)",
+            ),
+            (not is_float(x), f"dtype {x.dtype} is not a float type known here"),
+        )
+    if not wrong:
+        head_dim = x.shape[2] // (3 * heads)
+        for name, each in given.items():
+            wanted = (len(x), *each.shape[1:2], x.shape[2]) if name == "more" else (head_dim,)
+            alike = (each.dtype, each.device) == (x.dtype, x.device)
+            wrong += reasons(
+                (each.shape != wanted, f"{name} must be {wanted}"),
+                (not alike, f"{name} must have the dtype and device of x"),
+            )
+    if wrong:
+        raise ValueError(f"{'; '.join(wrong)}: {described(x=x, **given)}")
+    normed = tuple(each is not None for each in inputs.weights)
+    words = 0 if more is None else more.shape[1]
+    batch, tokens = x.shape[:2]
+    dtype = DTYPE_NAMES[x.dtype]
+    return HeadsProblem(batch, tokens, words, heads, head_dim, dtype, normed)
+
+
+def _normed(inputs: HeadsInputs, dtype: torch.dtype) -> torch.Tensor:
+    """What is made, in this dtype."""
+    weights, parts = inputs.weights, []
+    streams: list[tuple[torch.Tensor, float, tuple[torch.Tensor | None, ...]]] = []
+    streams.append((inputs.x, inputs.eps, weights[:2]))
+    if inputs.more is not None:
+        streams.append((inputs.more, inputs.more_eps, weights[2:]))
+    for rows, eps, of_heads in streams:
+        *both, v = rows.to(dtype).unflatten(2, (3, inputs.heads, -1)).unbind(2)
+        for place, weight in enumerate(of_heads):
+            if weight is not None:
+                scale = (both[place].square().mean(-1, keepdim=True) + eps).rsqrt()
+                both[place] = both[place] * scale * weight.to(dtype)
+        parts.append(torch.stack([*both, v], 2).flatten(2))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def reference(inputs: HeadsInputs) -> torch.Tensor:
+    """In float64."""
+    return _normed(inputs, torch.float64)
+
+
+def make_inputs(p: HeadsProblem, device: torch.device, seed: int) -> HeadsInputs:
+    """Random; weights are about one."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def on_device(made: torch.Tensor) -> torch.Tensor:
+        return made.to(DTYPES[p.dtype]).to(device)
+
+    width = 3 * p.heads * p.head_dim
+    x, more = (on_device(3 * drawn(p.batch, count, width)) for count in (p.tokens, p.words))
+    drawn_weights = [on_device(1 + 0.3 * drawn(p.head_dim)) for _ in WEIGHTS]
+    of_q, of_k, of_more_q, of_more_k = (
+        weight if is_there else None
+        for weight, is_there in zip(drawn_weights, p.normed, strict=True)
+    )
+    second = more if p.words else None
+    return HeadsInputs(x, second, of_q, of_k, of_more_q, of_more_k, p.heads, 1e-6, 1e-5)
+
+
+def tolerance(problem: HeadsProblem) -> float:
+    """Largest max |out - reference| / max |reference|: a unit in the last place or two."""
+    return {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
+
+
+def test_problems(problem: HeadsProblem) -> tuple[HeadsProblem, ...]:
+    """Small ones of the same heads: images of both streams, and a single row."""
+    both = replace(problem, batch=2, tokens=19, words=7 if problem.words else 0, heads=3)
+    return both, replace(both, batch=1, tokens=1, words=min(both.words, 1), heads=1)
+
+
+test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest
+
+
+def measured_as(problem: HeadsProblem) -> HeadsProblem:
+    """The next power of two of tokens: no new size of a picture is measured."""
+    return replace(problem, tokens=max(64, 1 << (max(problem.tokens, 1) - 1).bit_length()))
+
+
+class HeadsParams(ctypes.Structure):
+    """The argument of rms_norm_heads; the same struct stands in rms_norm.hip."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint64) for name in ("x", "more", "out", *WEIGHTS)),
+        *((name, ctypes.c_uint32) for name in ("tokens", "words", "heads", "head_dim")),
+        *((name, ctypes.c_uint32) for name in ("rows", "lane_bits", "aligned")),
+        *((name, ctypes.c_float) for name in ("eps", "more_eps", "share")),
+    ]
+
+
+@cache
+def spec(dtype: str) -> KernelSpec:
+    """The kernel."""
+    defines = {"BF16_HALVES": int(dtype == "bfloat16"), "THREADS": THREADS}
+    return KernelSpec("rms_norm.hip", "rms_norm_heads", tuple(defines.items()))
+
+
+def _template(p: HeadsProblem) -> HeadsParams:
+    """The argument, but for addresses."""
+    lane_bits = p.lanes.bit_length() - 1
+    sizes = (p.tokens, p.words, p.heads, p.head_dim, p.rows, lane_bits)
+    return HeadsParams(*(0,) * 7, *sizes, 0, 0.0, 0.0, 1.0 / p.head_dim)
+
+
+def _fill(params: HeadsParams, inputs: HeadsInputs) -> torch.Tensor:
+    """The output, and in `params` where it and the inputs are."""
+    x, more = inputs.x, inputs.more
+    words = 0 if more is None else more.shape[1]
+    out = x.new_empty((x.shape[0], x.shape[1] + words, x.shape[2]))
+    params.eps, params.more_eps = inputs.eps, inputs.more_eps
+    every = 0
+    for name, each in zip(
+        ("x", "more", "out", *WEIGHTS), (x, more, out, *inputs.weights), strict=True
+    ):
+        at = 0 if each is None else each.data_ptr()
+        setattr(params, name, at)
+        every |= at
+    params.aligned = not every & 15
+    return out
+
+
+class BoundHeads(Bound[HeadsParams]):
+    """Callable like `Variant.run`, for dense inputs of one key."""
+
+    __slots__ = ()
+
+    def __call__(self, call: Call[Any, Any]) -> torch.Tensor:
+        packet = self.taken()
+        made = _fill(packet.params, call.inputs)
+        packet.launch()
+        self.free.append(packet)
+        return made
+
+
+class KernelHeads(Variant[HeadsProblem, HeadsInputs]):
+    """kernels/rms_norm.hip: rows are read once and written where attention reads them."""
+
+    name = "rocm_sd"
+    ours = True
+    preference = 20
+
+    def refusals(self, arch: Arch | None, problem: HeadsProblem) -> list[str]:
+        if arch is None:
+            return ["no supported GPU"]
+        p = problem
+        return reasons(
+            halves_only(p.dtype),
+            (p.head_dim % 8 or not 8 <= p.head_dim <= MOST_HEAD_DIM, f"head_dim {p.head_dim}"),
+            (p.rows * p.head_dim >= 1 << 31, f"{p.rows} rows are more than the kernel counts"),
+            one_launch(p.grid * THREADS),
+        )
+
+    def input_refusals(self, inputs: HeadsInputs) -> list[str]:
+        return gradient_refusals(*inputs)
+
+    def specs(self, arch: Arch, problem: HeadsProblem, config: None) -> Sequence[KernelSpec]:
+        return (spec(problem.dtype),)
+
+    def bound(self, call: Call[HeadsProblem, HeadsInputs]) -> Run:
+        """Where nothing has to be copied and the launcher can prepare a launch."""
+        problem, inputs = call.problem, call.inputs
+        prepare: Any = getattr(call.launch, "prepare", None)
+        dense = all(each is None or each.is_contiguous() for each in inputs[:6])
+        if prepare is None or not dense:
+            return self.run
+        words, device = (spec(problem.dtype), problem.grid, THREADS), inputs.x.device
+        begin: Prepare = lambda params: prepare(*words, params, device)  # noqa: E731
+        return BoundHeads(_template(problem), begin)
+
+    def run(self, call: Call[HeadsProblem, HeadsInputs]) -> torch.Tensor:
+        problem = call.problem
+        params, inputs = _template(problem), call.inputs
+        dense: dict[str, Any] = {
+            name: each.contiguous()
+            for name, each in inputs._asdict().items()
+            if isinstance(each, torch.Tensor)
+        }
+        inputs = inputs._replace(**dense)
+        made = _fill(params, inputs)
+        call.launcher(spec(problem.dtype), problem.grid, THREADS, params, made.device)
+        return made
+
+
+class TorchHeads(Variant[HeadsProblem, HeadsInputs]):
+    """torch's operators in float32, rounded once."""
+
+    name = "torch"
+
+    def refusals(self, arch: Arch | None, problem: HeadsProblem) -> list[str]:
+        return []
+
+    def workspace(self, problem: HeadsProblem) -> int:
+        return 3 * problem.rows * problem.head_dim * 4
+
+    def run(self, call: Call[HeadsProblem, HeadsInputs]) -> torch.Tensor:
+        dtype = call.inputs.x.dtype
+        return _normed(call.inputs, torch.promote_types(dtype, torch.float32)).to(dtype)
+
+
+_SD35 = HeadsProblem(2, 4096, 333, 24, 64, "bfloat16")
+USUAL = (
+    ("SD 3.5 medium 1024x1024", _SD35),
+    (
+        "SD 3.5 medium 1024x1024, the picture alone",
+        replace(_SD35, words=0, normed=(True, True, False, False)),
+    ),
+    ("SD 3 medium 1024x1024", replace(_SD35, dtype="float16", normed=(False,) * 4)),
+    ("Flux 1024x1024", replace(_SD35, batch=1, words=512, head_dim=128)),
+)
+"""What attention of a diffusion transformer reads."""
+
+ODD = (
+    HeadsProblem(1, 1, 0, 1, 8),
+    HeadsProblem(3, 5, 7, 2, 40, "bfloat16"),
+    HeadsProblem(2, 17, 1, 3, 64, "float16", (True, False, False, True)),
+    HeadsProblem(1, 2, 3, 5, 72, "bfloat16", (False, False, True, True)),
+    HeadsProblem(2, 3, 5, 1, 128),
+    HeadsProblem(1, 3, 2, 2, 200),
+    HeadsProblem(2, 1, 4, 1, 256, "bfloat16", (False,) * 4),
+    HeadsProblem(1, 4, 3, 2, 5, "float16"),
+)
+"""Small shapes at which indexing errors show; of the last our kernel makes nothing."""

@@ -1,0 +1,218 @@
+"""SD 3's and SD 3.5's blocks in a real diffusers transformer: ours, right, compared, given back."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lib_rocm_sd.dit import program
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.modules import compared
+from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
+from tests.graph_tape import recording_cpu
+
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+
+from diffusers.models.attention_processor import JointAttnProcessor2_0
+
+from lib_rocm_sd.hosts import diffusers as host
+
+TITLE = "joint transformer block"
+KINDS: dict[str, dict[str, Any]] = {
+    "SD 3": {},
+    "SD 3.5": {"qk_norm": "rms_norm", "dual_attention_layers": (0, 1)},
+}
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@cache
+def _drawn(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    made = diffusers.SD3Transformer2DModel(
+        sample_size=16,
+        num_layers=3,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=32,
+        caption_projection_dim=64,
+        pooled_projection_dim=32,
+        pos_embed_max_size=16,
+        **KINDS[kind],
+    )
+    made.eval().requires_grad_(False)
+    for parameter in made.parameters():  # a new one's modulations and norms do next to nothing
+        parameter.add_(0.02 * torch.randn_like(parameter))
+    return made  # type: ignore[no-any-return]
+
+
+def model(kind: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    diffusers.utils.logging.set_verbosity_error()
+    return copy.deepcopy(_drawn(kind)).to(dtype)
+
+
+def step(transformer: Any, turn: int = 1, rows: int = 16) -> torch.Tensor:
+    """On a picture that is not square, of two prompts of seven words."""
+    generator = torch.Generator().manual_seed(turn)
+    dtype = transformer.dtype
+    x, words, pooled = (
+        torch.randn(shape, generator=generator).to(dtype)
+        for shape in ((2, 16, rows, 12), (2, 7, 32), (2, 32))
+    )
+    with torch.no_grad():
+        made: torch.Tensor = transformer(x, words, pooled, torch.tensor([500.0, 20.0])).sample
+    return made.clone()
+
+
+def taken_over(transformer: Any) -> UnetTakeover:
+    return take_over(transformer, Session.of("Auto", report=Report()))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_are_ours_as_exact_as_the_hosts_and_given_back(
+    kind: str, dtype: torch.dtype
+) -> None:
+    transformer = model(kind, dtype)
+    exact = copy.deepcopy(transformer).double()
+    inputs_of = [step(exact, turn) for turn in (1, 2)]
+    before = [vars(module).copy() for module in transformer.modules()]
+    hosts = [step(transformer, turn) for turn in (1, 2)]
+    taken = taken_over(transformer)
+    ours = [step(transformer, turn) for turn in (1, 2)]
+    (row,) = taken.report()
+    assert (row.kind, row.ours, row.total, row.partly) == (TITLE, 3, 3, {})
+    assert not torch.equal(ours[0], hosts[0])
+    largest = lambda made: max(  # noqa: E731
+        (a - b).abs().max().item() for a, b in zip(made, inputs_of, strict=True)
+    )
+    assert largest(ours) <= 2 * largest(hosts)
+    taken.give_back()
+    assert [vars(module) for module in transformer.modules()] == before
+    assert all(map(torch.equal, [step(transformer, turn) for turn in (1, 2)], hosts))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recorded_step_is_the_launched_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer = model(kind)
+    taken = taken_over(transformer)
+    launched = [step(transformer, turn) for turn in range(4)]
+    taken.give_back()
+    desk = recording_cpu(monkeypatch, baked=True)
+    taken = taken_over(transformer)
+    assert all(map(torch.equal, [step(transformer, turn) for turn in range(4)], launched))
+    assert desk.recorded == 3 and desk.replayed == 9
+    assert [each.why for each in taken.graphs.known()] == [""]
+
+
+def test_another_size_of_picture_is_another_program() -> None:
+    transformer = model("SD 3.5")
+    hosts = [step(transformer, 1, rows) for rows in (16, 8, 16)]
+    taken_over(transformer)
+    for rows, expected in zip((16, 8, 16), hosts, strict=True):
+        torch.testing.assert_close(step(transformer, 1, rows), expected, atol=0.03, rtol=0.1)
+
+
+@pytest.mark.parametrize("stream", ["picture", "prompt"])
+def test_both_streams_are_compared_with_the_hosts(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(compared.VARIABLE, raising=False)
+    transformer, right = model("SD 3.5"), program._fed
+    taken = taken_over(transformer)
+    for turn in (0, 1, 2):  # the last block has no prompt to give
+        taken.generation_begins(turn, steps=1)
+        step(transformer)
+    taken.spot.look(wait=True)
+    assert taken.spot.compared == 3 and not taken.spot.left
+
+    def wrong(calls: Any, place: str, *given: Any) -> Any:
+        x, gate, h = right(calls, place, *given)
+        return (x * 1.5 if (place == "x") is (stream == "picture") else x), gate, h
+
+    monkeypatch.setattr(program, "_fed", wrong)
+    taken.generation_begins(0, steps=1)
+    step(transformer)
+    taken.spot.look(wait=True)
+    assert "from the host's own" in taken.spot.left[TITLE]
+
+
+def chunked(block: Any) -> None:
+    block.set_chunk_feed_forward(1, 1)
+
+
+def processed(block: Any) -> None:
+    block.attn.set_processor(type("Mine", (JointAttnProcessor2_0,), {})())
+
+
+def hooked(block: Any) -> None:
+    block.ff.register_forward_hook(lambda *given: None)
+
+
+def activated(block: Any) -> None:
+    block.ff.net[0].approximate = "none"
+
+
+def weighted(block: Any) -> None:
+    block.norm2 = nn.LayerNorm(64).to(torch.bfloat16)
+
+
+def other_eps(block: Any) -> None:
+    block.attn.norm_k.eps = 1e-3
+
+
+CHANGES: dict[Any, str] = {
+    chunked: "block._chunk_size is 1",
+    processed: "attn.processor is a Mine",
+    hooked: "ff has forward hooks",
+    activated: "ff.net.0.approximate is none",
+    weighted: "norm2 has a weight",
+    other_eps: "norm_q and norm_k are unlike",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_block_that_was_changed_is_the_hosts_and_says_why(change: Any) -> None:
+    """Also amid pictures: what was read is looked at before each call."""
+    transformer = model("SD 3.5")
+    taken = taken_over(transformer)
+    step(transformer)
+    change(transformer.transformer_blocks[1])
+    mine = step(transformer)
+    (row,) = taken.report()
+    assert row.ours == 2
+    (why,) = row.left
+    assert CHANGES[change] in why
+    taken.give_back()
+    torch.testing.assert_close(mine, step(transformer), atol=0.03, rtol=0.1)
+
+
+def test_further_arguments_of_attention_are_the_hosts() -> None:
+    transformer = model("SD 3")
+    taken = taken_over(transformer)
+    block = transformer.transformer_blocks[0]
+    x, words, time = (torch.zeros(shape).bfloat16() for shape in ((1, 4, 64), (1, 2, 64), (1, 64)))
+    block(x, words, time, {"attention_mask": None})
+    (row,) = taken.report()
+    assert row.left == {"attention is given attention_mask": 1}
+    step(transformer)
+    assert taken.report()[0].ours == 3
+
+
+def test_patched_takes_a_pipelines_transformer_over() -> None:
+    transformer = model("SD 3.5")
+    pipeline = SimpleNamespace(transformer=transformer, components={"transformer": transformer})
+    session = Session.of("Auto", report=Report())
+    with host.patched(pipeline, vae=False, unet=True, session=session) as patch:
+        (row,) = patch.unet.rows()
+        assert (row.kind, row.ours) == (TITLE, 3)
+    assert not any("forward" in vars(module) for module in transformer.modules())
+    other = SimpleNamespace(transformer=nn.Linear(2, 2), components={})
+    with host.patched(other, vae=False, unet=True, session=session) as patch:
+        assert patch.unet.rows() == []
