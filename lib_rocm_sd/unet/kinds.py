@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
-from lib_rocm_sd.dit.parts import Joint
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.unet import blocks
 from lib_rocm_sd.unet.parts import Parts
@@ -22,7 +21,7 @@ class Reading:
     called as they are. `leaves`: those whose parameters we read, which are in `slots`.
     """
 
-    parts: Parts | Joint | None
+    parts: Parts | None
     reasons: tuple[str, ...]
     partly: tuple[str, ...]
     leaves: tuple[nn.Module, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -174,7 +174,10 @@ class Ends:
         return [module for module in (self.norm, self.conv) if module is not None]
 
 
-Parts = Resnet | Block | Transformer | Resample | Ends
+class Parts(Protocol):
+    """Those of a block of some kind, here or in dit/parts.py."""
+
+    def leaves(self) -> list[nn.Module]: ...
 
 
 class ImageCall(NamedTuple):

@@ -11,7 +11,6 @@ from torch import nn
 
 from lib_rocm_sd.calls import Places, Routes, begin
 from lib_rocm_sd.device import identify
-from lib_rocm_sd.dit.parts import Joint, JointCall
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
@@ -23,7 +22,7 @@ from lib_rocm_sd.unet.blocks import Inner, Means, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading
 from lib_rocm_sd.unet.merged import hosts_weight, merged_among
-from lib_rocm_sd.unet.parts import Block, BlockCall, ImageCall, Parts, Resnet
+from lib_rocm_sd.unet.parts import Block, ImageCall, Parts, Resnet, TransformerCall
 from lib_rocm_sd.unet.weights import laid
 
 
@@ -58,7 +57,7 @@ class BlockStandIn(StandIn):
         return self._reading
 
     @property
-    def parts(self) -> Parts | Joint | None:
+    def parts(self) -> Parts | None:
         """What was read last, which may have changed since."""
         return self._reading.parts
 
@@ -248,7 +247,7 @@ def _suits(call: Any, reading: Reading) -> bool:
         dtype == weight.dtype
         and dtype in HALVES
         and x.device == weight.device
-        and x.ndim == (3 if isinstance(call, BlockCall | JointCall) else 4)
+        and x.ndim == (4 if isinstance(call, ImageCall | TransformerCall) else 3)
         and 0 not in x.shape
         and (type(call) is not ImageCall or _embeds(call.emb, reading.parts, dtype))
     )

@@ -10,7 +10,6 @@ from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit import program
-from lib_rocm_sd.dit.parts import Joint
 from lib_rocm_sd.hosts.read import dit
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
@@ -25,7 +24,7 @@ from lib_rocm_sd.unet.weights import obstacles, slots_of
 
 def _read(
     family: str,
-    parts_of: Callable[[Findings, nn.Module], Parts | Joint | None],
+    parts_of: Callable[[Findings, nn.Module], Parts | None],
     module: nn.Module,
     hosts_own: Iterable[str],
     told: bool,
