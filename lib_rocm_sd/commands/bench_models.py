@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -233,7 +234,8 @@ def _ours(scene: Scene) -> Iterator[_Way]:
 
     report = Report()
     session, own = Session.of("Auto", report=report), scene.copy()
-    with patched(SimpleNamespace(**own.parts), unet=True, session=session, wait=True) as patch:
+    options: dict[str, Any] = {"unet": True, "session": session, "wait": True, "compare": False}
+    with patched(SimpleNamespace(**own.parts), **options) as patch:
 
         def told() -> tuple[str, tuple[str, ...]]:
             kinds = patch.unet.rows()

@@ -115,7 +115,8 @@ def _patched(pipeline: Any, args: argparse.Namespace) -> AbstractContextManager[
     from lib_rocm_sd.engine.session import Session
     from lib_rocm_sd.hosts.diffusers import patched
 
-    return patched(pipeline, unet=args.unet, session=Session(progress=_told()), wait=True)
+    session = Session(progress=_told())
+    return patched(pipeline, unet=args.unet, session=session, wait=True, compare=False)
 
 
 def _told() -> Callable[[str], None]:

@@ -94,7 +94,8 @@ class Standalone(HostSide):
             return values
 
         begin = time.perf_counter()
-        patch = patched(pipeline, unet=wish.unet, wait=True) if wish.enabled else nullcontext()
+        options: dict[str, Any] = {"unet": wish.unet, "wait": True, "compare": False}
+        patch = patched(pipeline, **options) if wish.enabled else nullcontext()
         with patch:
             image = pipeline(
                 PROMPT,

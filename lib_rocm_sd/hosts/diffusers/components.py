@@ -6,7 +6,10 @@ what is looked for.
 
 from __future__ import annotations
 
+import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -96,40 +99,111 @@ def _backend_of(processor: Any) -> str:
     return str(getattr(own, "value", own))
 
 
-class ServedForward:
-    """An attention module that keeps its own processor, whose calls of torch's attention are
-    served: the `forward` of `module` from `put_in` to `take_out`; then, for who has kept it, the
+class OurForward(ABC):
+    """The `forward` of `module` from `put_in` to `take_out`; then, for who has kept it, the
     module's own.
 
     A copy of the module, or what is pickled of it, has what `module` had before.
     """
 
-    def __init__(self, module: Any, mode: Serving) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
-        self._mode: Serving | None = mode
-        self._theirs = module.forward
+        self._before: Any = vars(module).get("forward", ABSENT)
+        self._traced = module.forward  # some classes cannot be asked while tracing
         self._patch: Patch | None = None
+        self._serves = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._patch is None or self._patch.before is ABSENT:
+        if self._before is ABSENT:
             return getattr, (self.module, "forward")
-        return itself, (self._patch.before,)
+        return itself, (self._before,)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._traced)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._mode is None or is_compiling():
-            return self._theirs(*args, **kwargs)
-        with self._mode:
-            return self._theirs(*args, **kwargs)
+        if is_compiling():
+            return self._traced(*args, **kwargs)
+        return (self.serve if self._serves else self.theirs)(*args, **kwargs)
+
+    @abstractmethod
+    def serve(self, *args: Any, **kwargs: Any) -> Any:
+        """A call while we are in."""
+
+    def theirs(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward gives."""
+        if self._before is ABSENT:
+            return type(self.module).forward(self.module, *args, **kwargs)
+        return self._before(*args, **kwargs)
 
     def put_in(self) -> None:
-        """Serve from now on."""
-        self._patch = put(self.module, "forward", self)
+        """Serve from now on, also whoever has taken our place and calls us."""
+        self._serves = True
+        if vars(self.module).get("forward", ABSENT) is self._before:
+            self._patch = put(self.module, "forward", self)
 
     def take_out(self) -> None:
         """Leave the module as it was; whoever has taken our place meanwhile stays."""
-        self._mode = None
+        self._serves = False
         if self._patch is not None:
             take(self._patch)
+
+
+class ServedForward(OurForward):
+    """An attention module that keeps its own processor, whose calls of torch's attention are
+    served.
+    """
+
+    def __init__(self, module: Any, mode: Serving) -> None:
+        super().__init__(module)
+        self._mode = mode
+
+    def serve(self, *args: Any, **kwargs: Any) -> Any:
+        with self._mode:
+            return self.theirs(*args, **kwargs)
+
+
+@dataclass
+class Attentions:
+    """Attention modules that are ours: `replaced`, with a processor of ours in the place of theirs,
+    and `served`.
+    """
+
+    replaced: list[tuple[Any, Any]] = field(default_factory=list)
+    served: list[ServedForward] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.replaced or self.served)
+
+    def __str__(self) -> str:
+        return f"attention: {len(self.replaced)} replaced, {len(self.served)} served"
+
+    def within(self, model: torch.nn.Module) -> Attentions:
+        """Those that are part of a model."""
+        own = set(model.modules())
+        return Attentions(
+            [pair for pair in self.replaced if pair[0] in own],
+            [forward for forward in self.served if forward.module in own],
+        )
+
+    def put_in(self) -> None:
+        """Serve them, but those that have got another processor meanwhile."""
+        for attn, ours in self.replaced:
+            ours.off = False
+            if attn.processor is ours.replaced:
+                attn.processor = ours
+        for forward in self.served:
+            forward.put_in()
+
+    def take_out(self) -> None:
+        """Leave them as they were; who has taken our place meanwhile stays."""
+        for forward in reversed(self.served):
+            forward.take_out()
+        for attn, ours in self.replaced:
+            ours.off = True
+            if attn.processor is ours:
+                attn.processor = ours.replaced
 
 
 def is_served(module: Any) -> bool:

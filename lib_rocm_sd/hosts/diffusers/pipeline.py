@@ -21,14 +21,17 @@ from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import gate
 from lib_rocm_sd.hosts.attention import Serving
 from lib_rocm_sd.hosts.diffusers import components
-from lib_rocm_sd.hosts.diffusers.components import ServedForward, is_served, itself
+from lib_rocm_sd.hosts.diffusers.components import Attentions, ServedForward, is_served, itself
+from lib_rocm_sd.hosts.diffusers.faster import compared
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.hosts.read.dit import is_joint
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import HOME, PROCESSORS, TORCHS, code_of
+from lib_rocm_sd.modules.faster import Contest, is_wanted
 from lib_rocm_sd.modules.stand_in import is_compiling
 from lib_rocm_sd.modules.watch import Code, is_intercepted
+from lib_rocm_sd.unet.takeover import UnetTakeover
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
 UNET, CONTROLNET = "UNet", "ControlNet"
@@ -47,6 +50,13 @@ class PipelinePatch:
     vae: VaePatch = field(default_factory=lambda: VaePatch({}, {}))
     unet: UnetPatch = field(default_factory=UnetPatch)
     controlnets: tuple[UnetPatch, ...] = ()
+    contests: Mapping[str, Contest] = field(default_factory=dict)
+
+    @property
+    def slower(self) -> dict[str, list[str]]:
+        """The models that torch's own code computes now since ours is slower, and how slow."""
+        told = {name: contest.slower for name, contest in self.contests.items()}
+        return {name: why for name, why in told.items() if why}
 
 
 class EngineAttnProcessor:
@@ -137,6 +147,7 @@ def patched(
     unet: bool = False,
     session: Session = DEFAULT,
     wait: bool = False,
+    compare: bool = True,
 ) -> Iterator[PipelinePatch]:
     """Run attention, VAE and UNet of `pipeline` by this extension inside the `with` block.
 
@@ -155,6 +166,9 @@ def patched(
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
     that a first picture is partly or wholly torch's; True has first calls wait for it.
 
+    `compare`: the first steps of a model at a size are timed by ours and by torch, once on a card,
+    and torch computes the model where it is faster (modules/faster.py).
+
     Processors of other kinds than PROCESSORS (hosts/read/unet_diffusers.py) that are diffusers' own
     keep their place, and their calls of torch's attention are served (hosts/attention.py): those of
     transformers, of joint and fused projections, of IP-Adapters.
@@ -170,19 +184,24 @@ def patched(
     gate.begin()
     session = session.patiently() if wait else session
     with ExitStack() as stack:
-        found = stack.enter_context(_patched_attention(pipeline, session))
+        found, left = stack.enter_context(_patched_attention(pipeline, session))
         part = VaePatch({}, {})
         if mode is not False and getattr(pipeline, "vae", None) is not None:
             part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes, session))
         blocks: dict[str, list[UnetPatch]] = {UNET: [], CONTROLNET: []}
+        takeovers: dict[torch.nn.Module, UnetTakeover | None] = {}
         for name, model in _unets(pipeline) if unet else ():
             if components.has_compiled(model):
                 session.report.event(f"diffusers: the {name} is left alone: {components.COMPILED}")
             else:
                 blocks[name].append(stack.enter_context(patched_unet(model, session, name)))
-        counts = len(found.replaced), dict(found.left), len(found.served)
+                takeovers[model] = blocks[name][-1].takeover
+        contests: Mapping[str, Contest] = {}
+        if compare and is_wanted():
+            contests = stack.enter_context(compared(pipeline, found, takeovers, session))
+        counts = len(found.replaced), dict(left), len(found.served)
         own, controls = next(iter(blocks[UNET]), UnetPatch()), tuple(blocks[CONTROLNET])
-        yield PipelinePatch(*counts, part, own, controls)
+        yield PipelinePatch(*counts, part, own, controls, contests)
 
 
 def _unets(pipeline: Any) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -219,43 +238,29 @@ def switched_on(pipeline: Any, **options: Any) -> Switch:
     return Switch(pipeline, **options)
 
 
-@dataclass
-class _Found:
-    """What is done with a pipeline's attention modules."""
-
-    replaced: list[tuple[Any, EngineAttnProcessor]] = field(default_factory=list)
-    served: list[ServedForward] = field(default_factory=list)
-    left: Counter[str] = field(default_factory=Counter)
-
-
 @contextmanager
-def _patched_attention(pipeline: Any, session: Session) -> Iterator[_Found]:
-    found = _look(pipeline, session)
-    if found.left:
-        kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(found.left.items()))
+def _patched_attention(
+    pipeline: Any, session: Session
+) -> Iterator[tuple[Attentions, Counter[str]]]:
+    """The attention modules that are ours, and how many are not, by what their processor is."""
+    found, left = _look(pipeline, session)
+    if left:
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(left.items()))
         session.report.event(f"diffusers: attention processors left alone: {kinds}")
     try:
-        for attn, ours in found.replaced:
-            attn.processor = ours
-        for forward in found.served:
-            forward.put_in()
-        yield found
+        found.put_in()
+        yield found, left
     finally:
-        for forward in reversed(found.served):
-            forward.take_out()
-        for attn, ours in found.replaced:
-            ours.off = True
-            if attn.processor is ours:
-                attn.processor = ours.replaced
+        found.take_out()
 
 
-def _look(pipeline: Any, session: Session) -> _Found:
+def _look(pipeline: Any, session: Session) -> tuple[Attentions, Counter[str]]:
     from diffusers.models import attention_processor as theirs
 
     known = {
         getattr(theirs, name): heeds for name, heeds in PROCESSORS.items() if hasattr(theirs, name)
     }
-    found, mode = _Found(), Serving(session)
+    found, left, mode = Attentions(), Counter[str](), Serving(session)
     for attn, compiled in components.attention_modules(pipeline):
         processor = attn.processor
         if isinstance(processor, EngineAttnProcessor) or is_served(attn):
@@ -265,17 +270,17 @@ def _look(pipeline: Any, session: Session) -> _Found:
         for owner, key in code_of(processor) if type(processor) in known else ():
             changed.function(owner, key, type(processor).__name__)
         if compiled:
-            found.left[f"{type(processor).__name__} ({components.COMPILED})"] += 1
+            left[f"{type(processor).__name__} ({components.COMPILED})"] += 1
         elif changed.reasons:
-            found.left["; ".join(changed.reasons)] += 1
+            left["; ".join(changed.reasons)] += 1
         elif isinstance(attn, theirs.Attention) and _is_known(attn, known):
             ours = EngineAttnProcessor(processor, known[type(processor)], session)
             found.replaced.append((attn, ours))
         elif why_not:
-            found.left[why_not] += 1
+            left[why_not] += 1
         else:
             found.served.append(ServedForward(attn, mode))
-    return found
+    return found, left
 
 
 def _is_known(attn: Any, known: Mapping[type, bool]) -> bool:
