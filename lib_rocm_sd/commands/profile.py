@@ -32,7 +32,7 @@ LISTS = (("down_blocks", "down"), ("up_blocks", "up"))
 KINDS = (
     ("attention", ("attention", "softmax")),
     ("convolution", ("conv",)),
-    ("norm", ("group_norm", "layer_norm")),
+    ("norm", ("_norm",)),
     ("linear", ("linear", "addmm", "::mm", "bmm", "matmul")),
     ("copy", ("copy", "contiguous", "clone", "aten::to", "aten::cat")),
 )

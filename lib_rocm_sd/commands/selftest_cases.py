@@ -43,6 +43,7 @@ from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.ops.linear.problem import LinearProblem
+from lib_rocm_sd.ops.registry import ops
 from lib_rocm_sd.trials.subject import Subject
 
 HEAD_DIMS = (*attention_kernel.SHIPPED_HEAD_DIMS, 72, 96, 256)
@@ -51,9 +52,15 @@ LENGTHS = ((77, 131), (513, 1031))
 
 
 def cases(arch: Arch) -> list[Subject]:
-    """All for one GPU, what does not run on it left out; each once."""
+    """All for one GPU, what does not run on it left out; each once. An op of which nothing is said
+    below has what vouches for its own cases.
+    """
     cases: dict[object, Subject] = {}
-    for op, problem, every in _problems():
+    work = [*_problems()]
+    here = {op.name for op, *_ in work}
+    others = (op for op in ops() if op.name not in here)
+    work += [(op, p, True) for op in others for case in op.cases for p in op.test_problems(case)]
+    for op, problem, every in work:
         for variant in op.variants:
             if not variant.ours or variant.refusals(arch, problem):
                 continue

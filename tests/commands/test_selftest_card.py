@@ -22,6 +22,7 @@ from lib_rocm_sd.engine import planner, selftest
 from lib_rocm_sd.errors import CompileError, LaunchError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.registry import FAMILIES
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.runtime.build import CodeObject
@@ -271,6 +272,20 @@ def test_every_kernel_of_the_search_space_is_among_the_cases(gfx: str) -> None:
         conv_kernel.sum_spec("float16"),
         *shipped(row, AT_START),
     } <= reached
+
+
+def test_an_op_of_which_nothing_is_said_has_what_vouches_for_its_cases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new = replace(LAYER_NORM, name="a new op")
+    monkeypatch.setattr(selftest_cases, "ops", lambda: (new, LAYER_NORM))
+    row = arch.table()["gfx1100"]
+    every = {(case.problem, case.config) for case in selftest_cases.cases(row) if case.op is new}
+    assert {problem for problem, _ in every} == {
+        each for problem in new.cases for each in new.test_problems(problem)
+    }
+    specs = {spec for case in selftest_cases.cases(row) if case.op is new for spec in case.specs}
+    assert specs
 
 
 def test_each_case_is_there_once_and_small() -> None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lib_rocm_sd.arch import amd_table
 from tests.verify.amdgpu import forms
 from tests.verify.amdgpu.errors import UnsupportedError
 from tests.verify.amdgpu.rdna2 import decode_rdna2
 
-FAMILIES = {"gfx1100": "rdna3", "gfx1101": "rdna3", "gfx1102": "rdna3", "gfx1103": "rdna3"}
-FAMILIES |= {f"gfx103{each}": "rdna2" for each in range(7)}
-FAMILIES |= {"gfx1150": "rdna3", "gfx1151": "rdna3", "gfx1152": "rdna3", "gfx1153": "rdna3"}
-FAMILIES |= {"gfx1200": "rdna4", "gfx1201": "rdna4", "gfx90a": "cdna", "gfx942": "cdna"}
-FAMILIES |= {"gfx950": "cdna"}
+FAMILIES = {
+    gfx: "cdna" if row.family.startswith("CDNA") else row.family.lower().partition(".")[0]
+    for gfx, row in amd_table().items()
+}
+"""By gfx id: "rdna2", "rdna3", "rdna4" or "cdna"."""
 
 _RDNA4_TO_COMMON = {
     "V_MAD_CO_U64_U32": "V_MAD_U64_U32",
