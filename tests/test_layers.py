@@ -13,6 +13,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "lib_rocm_sd"
+HOSTS = tuple(
+    f"hosts.{path.parent.name}"
+    for path in sorted((ROOT / NAME / "hosts").glob("*/__init__.py"))
+    if path.parent.name not in ("read", "ui")
+)
 LAYERS = (
     ("errors", "checks", "arch", "cache", "console", "device", "report", "policy"),
     ("triton_kernels",),
@@ -34,7 +39,7 @@ LAYERS = (
         *("hosts.strides", "hosts.trouble", "hosts.vae"),
     ),
     ("hosts.ui",),
-    ("hosts.webui", "hosts.comfyui", "hosts.diffusers"),
+    HOSTS,
     ("hosts.a1111",),
     ("distributed",),
     ("commands",),
@@ -44,7 +49,6 @@ LAYERS = (
 a room, which has all modules below it but those of another room.
 """
 ROOMS = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
-HOSTS = ("hosts.webui", "hosts.comfyui", "hosts.diffusers")
 NOT_YET_UP: dict[tuple[str, str], str] = {}
 """Imports from above that still have to go, and where to."""
 NOT_YET_ROUND: dict[frozenset[str], str] = {}
