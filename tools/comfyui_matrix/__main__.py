@@ -213,10 +213,11 @@ def told(status: str) -> list[str]:
 
 
 def of_blocks(status: str) -> list[str]:
-    """What the status says of the UNet's blocks, and why some are not ours."""
+    """What the status says of blocks, and why some are not ours."""
     found, within = [], False
     for line in status.splitlines():
-        within = line.startswith("UNet, ") or (within and line.startswith("  "))
+        begins = line.startswith(("UNet, ", "ControlNet: "))
+        within = begins or (within and line.startswith("  "))
         if within:
             found.append(line.removeprefix("UNet, ").strip())
     return found

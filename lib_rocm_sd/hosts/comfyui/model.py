@@ -104,18 +104,32 @@ def _set_attention(
 
 
 def _set_calls(options: dict[str, Any], level: str, unet: bool, reasons: list[Left]) -> None:
-    """The model's calls are ours for the blocks, or for what is to be said in each workflow."""
-    kind = attribute("comfy.patcher_extension", "WrappersMP", "APPLY_MODEL")
-    if kind is None:
+    """The model's calls are ours for the blocks, or for what is to be said in each workflow; those
+    that call ControlNets, too, for their blocks.
+    """
+    kinds = [
+        attribute("comfy.patcher_extension", "WrappersMP", name)
+        for name in ("APPLY_MODEL", "CALC_COND_BATCH")
+    ]
+    if kinds[0] is None:
         if unet:
             reasons.append((UNET, "this ComfyUI has no wrappers around a model's call"))
         return
-    wrappers = dict(options.get(WRAPPERS, {}))
-    named_ones = {name: one for name, one in wrappers.get(kind, {}).items() if name != NAME}
+    session = session_of(level) if unet else None
+    calls: list[Any] = [None, None]
     if unet or reasons:
+        from lib_rocm_sd.hosts.comfyui.controlnets import StepCall
         from lib_rocm_sd.hosts.comfyui.unet import ModelCall
 
-        session = session_of(level) if unet else None
-        named_ones[NAME] = [ModelCall(session, tuple(reasons))]
-    if named_ones or kind in wrappers:
-        options[WRAPPERS] = {**wrappers, kind: named_ones}
+        step = None if session is None else StepCall(session)
+        calls = [ModelCall(session, tuple(reasons)), step]
+    wrappers = dict(options.get(WRAPPERS, {}))
+    for kind, call in zip(kinds, calls, strict=True):
+        named_ones = {name: one for name, one in wrappers.get(kind, {}).items() if name != NAME}
+        if call is not None and kind is not None:
+            named_ones[NAME] = [call]
+        wrappers.pop(kind, None)
+        if named_ones:
+            wrappers[kind] = named_ones
+    if wrappers or WRAPPERS in options:
+        options[WRAPPERS] = wrappers

@@ -11,10 +11,18 @@ from lib_rocm_sd import cache
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import gate, trouble
-from lib_rocm_sd.hosts.comfyui import host, unet
+from lib_rocm_sd.hosts.comfyui import controlnets, host, unet
 from lib_rocm_sd.hosts.comfyui.host import LEFT, tally
 from lib_rocm_sd.hosts.comfyui.vae import usable
-from lib_rocm_sd.hosts.ui.status import StatusRow, counted, of_blocks, rows_of, unmeasured
+from lib_rocm_sd.hosts.ui.status import (
+    CONTROLNET,
+    StatusRow,
+    counted,
+    of_blocks,
+    of_controlnets,
+    rows_of,
+    unmeasured,
+)
 from lib_rocm_sd.report import report
 
 OTHERWISE = "ComfyUI computes everything by itself"
@@ -84,7 +92,8 @@ def _counted(
 def _blocks() -> list[StatusRow]:
     """Rows of the UNet whose blocks were ours in the last workflow, if they were."""
     rows = unet.rows() if tally.ours[host.UNET] else ()
-    return [of_blocks(of.kind, of.total, of.ours, {**of.left, **of.partly}) for of in rows]
+    found = [of_blocks(of.kind, of.total, of.ours, {**of.left, **of.partly}) for of in rows]
+    return found + (of_controlnets(controlnets.rows()) if tally.ours[CONTROLNET] else [])
 
 
 def _kernels() -> list[str]:

@@ -84,20 +84,33 @@ class ModelCall(Kept):
         if why:
             tally.leave(UNET, why)
             return None
-        with _lock:
-            blocks = _known.get(unet)
-            if blocks is None:
-                blocks = _known[unet] = Blocks(unet)
-            blocks.begin(model, options, session, args[0])
-            _last[:] = [ref(blocks)]
+        blocks = begun(unet, model, options, session, args[0])
+        _last[:] = [ref(blocks)]
         return blocks
 
 
-class Blocks:
-    """Those of one UNet, which is not held."""
+def begun(
+    unet: nn.Module,
+    model: Any,
+    options: Mapping[str, Any],
+    session: Session,
+    latent: torch.Tensor,
+    part: str = PART,
+) -> Blocks:
+    """Those of a UNet, or of a ControlNet, that is about to be called: see Blocks.begin."""
+    with _lock:
+        blocks = _known.get(unet)
+        if blocks is None:
+            blocks = _known[unet] = Blocks(unet, part)
+        blocks.begin(model, options, session, latent)
+    return blocks
 
-    def __init__(self, unet: nn.Module) -> None:
-        self._unet = ref(unet)
+
+class Blocks:
+    """Those of one UNet, or of a ControlNet, which is not held. `part`: as the report calls it."""
+
+    def __init__(self, unet: nn.Module, part: str) -> None:
+        self._unet, self._part = ref(unet), part
         self._taken: UnetTakeover | None = None
         self._by: Session | None = None
         self._strides: Strides | None = None
@@ -119,7 +132,7 @@ class Blocks:
             self.give_back()
         if self._taken is None:
             self._strides = Strides(model, unet, _backup)
-            self._taken = UnetTakeover([unet], session.of_part(PART), ComfyHook(self))
+            self._taken = UnetTakeover([unet], session.of_part(self._part), ComfyHook(self))
             self._by, self._run = session, run
             self._taken.take_over()
             self._compare(run, latent)
@@ -158,10 +171,10 @@ class Blocks:
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Calls of blocks are ours in this thread."""
-        before = getattr(_here, "blocks", None)
+        before = getattr(_here, "blocks", ())
         with _lock:
             self._calls += 1
-        _here.blocks = self
+        _here.blocks = (*before, self)
         try:
             yield
         finally:
@@ -173,7 +186,7 @@ class Blocks:
         """Whether a block is asked amid a call of ours. If not, all is given back, unless such a
         call runs in another thread.
         """
-        if getattr(_here, "blocks", None) is self:
+        if self in getattr(_here, "blocks", ()):
             return True
         with _lock:
             if not self._calls:

@@ -6,13 +6,17 @@ Facts in, text and HTML out; no gradio, no WebUI. Everything is escaped here and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd.hosts.ui.options import TITLE
 from lib_rocm_sd.ops.registry import FAMILIES, op_named
+
+if TYPE_CHECKING:
+    from lib_rocm_sd.unet.takeover import KindReport
 
 TITLE_LENGTH = 90
 """Longer title lines are cut; the accordion says the whole of it inside."""
@@ -29,6 +33,8 @@ ADVICE = (
 )
 UNET = "UNet"
 """The part whose rows go by the op's title alone, as the settings call them."""
+CONTROLNET = "ControlNet"
+"""The part of ControlNets, and their row."""
 NAMES = {
     "rocm_sd": "our kernel",
     "torch + rocm_sd": "torch with one of our kernels",
@@ -189,6 +195,15 @@ def of_blocks(kind: str, total: int, ours: int, why: Mapping[str, int]) -> Statu
     said = [f"{count} of {total}: {text}" for text, count in why.items()]
     name = f"{UNET}, {BLOCKS.get(kind, kind)}"
     return StatusRow(name, f"{ours} of {total} are ours", shortened(said))
+
+
+def of_controlnets(rows: Sequence[KindReport]) -> list[StatusRow]:
+    """One for the blocks of all ControlNets; none where there are none."""
+    why: Counter[str] = Counter()
+    for row in rows:
+        why.update({**row.left, **row.partly})
+    ours, total = (sum(getattr(row, name) for row in rows) for name in ("ours", "total"))
+    return [replace(of_blocks("", total, ours, why), operation=CONTROLNET)] if total else []
 
 
 def label_of(part: str, family: str) -> str:

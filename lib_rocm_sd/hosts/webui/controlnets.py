@@ -14,11 +14,10 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import nn
 
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts.ui.status import CONTROLNET
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
 
-PART = "ControlNet"
-"""Name of the part in the report's rows, and of its row in the accordion."""
 RESULTS = "zero_convs"
 """What a ControlNet has, and no other model of that extension."""
 
@@ -66,7 +65,7 @@ class ControlNets:
             self._wanted.add(model)
             if model in self._taken:
                 continue
-            taken = self._taken[model] = UnetTakeover([model], session.of_part(PART), hook)
+            taken = self._taken[model] = UnetTakeover([model], session.of_part(CONTROLNET), hook)
             taken.take_over()
             taken.generation_begins(*moment)
 

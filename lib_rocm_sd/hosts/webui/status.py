@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 from lib_rocm_sd import console, report
@@ -14,7 +12,6 @@ from lib_rocm_sd.hosts.ui import status as page
 from lib_rocm_sd.hosts.ui.options import VAE_MODES, Options
 from lib_rocm_sd.hosts.ui.status import COMPILING, TRYING, Failure, Status, StatusRow
 from lib_rocm_sd.hosts.webui import attention, host, settings, several, unet, vae
-from lib_rocm_sd.hosts.webui.controlnets import PART
 from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.policy import PERFORMANCE
@@ -238,12 +235,7 @@ def _of_unet(options: Options) -> list[StatusRow]:
         )
         for row in blocks
     ]
-    if unet.session.controlnets:
-        left: Counter[str] = Counter()
-        for row in unet.session.controlnets:
-            left.update({**row.left, **row.partly})
-        ours, total = unet.counted(unet.session.controlnets)
-        found.append(replace(page.of_blocks(PART, total, ours, left), operation=PART))
+    found += page.of_controlnets(unet.session.controlnets)
     if any(row.ours for row in blocks):
         why_not = unet.session.unrecorded()
         runs = "one by one" if why_not else "GPU graphs, one call per block"

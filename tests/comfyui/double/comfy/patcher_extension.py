@@ -3,6 +3,7 @@
 
 class WrappersMP:
     APPLY_MODEL = "apply_model"
+    CALC_COND_BATCH = "calc_cond_batch"
     DIFFUSION_MODEL = "diffusion_model"
 
 
@@ -19,6 +20,10 @@ class WrapperExecutor:
     @classmethod
     def new_class_executor(cls, original, class_obj, wrappers, idx=0):
         return cls(original, class_obj, wrappers, idx)
+
+    @classmethod
+    def new_executor(cls, original, wrappers, idx=0):
+        return cls(original, None, wrappers, idx)
 
     def __call__(self, *args, **kwargs):
         following = WrapperExecutor(self.original, self.class_obj, self.wrappers, self.idx + 1)
