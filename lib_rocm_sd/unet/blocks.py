@@ -302,7 +302,7 @@ def _block(
         mixed = _attention(calls, "own", own, normed.view(shape), sources.get(own, ()), given)
         x, rest = compute.linear_added(calls, "own.out", mixed, own.to_out, x, mine)
     else:
-        rest = (_theirs(parts.attn1, normed, shape, call.own),)
+        rest = (_theirs(call.attn1 or parts.attn1, normed, shape, call.own),)
     if parts.norm2 is not None and parts.attn2 is not None:
         keeps = cross is None
         normed, x, rest = compute.layer_norm(calls, "norm2", x, parts.norm2, rest, keeps=keeps)
@@ -312,7 +312,7 @@ def _block(
             x, more = compute.linear_added(calls, "cross.out", mixed, cross.to_out, x, True)
             rest += more
         else:
-            rest = (_theirs(parts.attn2, normed, shape, call.cross),)
+            rest = (_theirs(call.attn2 or parts.attn2, normed, shape, call.cross),)
     ff = parts.feed_forward
     if ff is None:
         normed, x, _ = compute.layer_norm(calls, "norm3", x, parts.norm3, rest, keeps=True)
@@ -426,14 +426,14 @@ def image(y: torch.Tensor) -> torch.Tensor:
 
 
 def _theirs(
-    module: nn.Module, x: torch.Tensor, shape: torch.Size, given: Mapping[str, Any]
+    module: Callable[..., Any], x: torch.Tensor, shape: torch.Size, given: Mapping[str, Any]
 ) -> torch.Tensor:
     """What a host's module gives for x (rows, C), which is `shape` to it: as rows, in x's dtype."""
     made = _called(module, x.view(shape), given)
     return made.to(x.dtype).reshape(x.shape)
 
 
-def _called(module: nn.Module, x: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+def _called(module: Callable[..., Any], x: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
     """What a host's module gives; what it raises goes to the host as it is.
 
     What it keeps out of sight of the block, as the WebUI does a hypernetwork, may be in training.

@@ -217,7 +217,8 @@ class More(NamedTuple):
 class BlockCall(NamedTuple):
     """x (N, tokens, C), context (N, keys, E) or None.
 
-    `own` and `cross`: what attn1 and attn2 are given beside x where they are called. `plain_own`,
+    `own` and `cross`: what attn1 and attn2 are given beside x where they are called, or
+    `attn1` and `attn2`, where another is to be called in their place. `plain_own`,
     `plain_cross`: that is no more than the context, `mask` (N, 1, keys), which is added to the
     scores of attn2, and `more` of its attentions, so ours can compute it.
     """
@@ -230,6 +231,8 @@ class BlockCall(NamedTuple):
     plain_cross: bool = True
     mask: torch.Tensor | None = None
     more: tuple[More, ...] = ()
+    attn1: Callable[..., torch.Tensor] | None = None
+    attn2: Callable[..., torch.Tensor] | None = None
 
     @property
     def others(self) -> tuple[Any, ...]:

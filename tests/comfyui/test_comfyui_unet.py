@@ -130,20 +130,34 @@ def test_blocks_that_are_patched_within_are_comfyuis(model: Any, blocks: None, n
 
 
 @pytest.mark.parametrize("place", [("input", 1), ("input", 1, 1)], ids=["both", "one of two"])
-def test_a_replaced_attention_is_anothers(model: Any, blocks: None, place: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("name", ["attn1", "attn2"])
+def test_a_replaced_attention_is_anothers_amid_our_block(
+    model: Any, blocks: None, place: tuple[Any, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As IPAdapter_plus replaces attn2, and perturbed attention attn1."""
     asked: list[Any] = []
+    normed: list[str] = []
+    layer_norm = compute.layer_norm
 
     def replaced(q: Any, k: Any, v: Any, options: Any) -> Any:
-        asked.append(options["block_index"])
-        return q
+        asked.append((options["block_index"], options["n_heads"], options["dim_head"]))
+        assert "patches_replace" not in options
+        return 2 * q + (v if name == "attn1" else v.mean(1, keepdim=True))
 
-    changed = model.clone()
+    def counted(calls: Any, place: str, *args: Any, **how: Any) -> Any:
+        normed.append(place)
+        return layer_norm(calls, place, *args, **how)
+
+    monkeypatch.setattr(compute, "layer_norm", counted)
+    plain = step(with_ours(model))
+    in_plain, changed = len(normed), model.clone()
     options = changed.model_options["transformer_options"]
-    options["patches_replace"] = {"attn2": {place: replaced}}
+    options["patches_replace"] = {name: {place: replaced}}
     theirs = step(changed)
     count = len(asked)
-    assert near(step(with_ours(changed)), theirs) and asked[count:] == asked[:count]
-    assert "another node replaces attention in some of them (attn2)" in next(iter(left()))
+    assert near(step(with_ours(changed)), theirs) and asked[count:] == asked[:count] != []
+    assert len(normed) == 2 * in_plain and not near(theirs, plain)
+    assert f"another node replaces attention in some of them ({name})" in next(iter(left()))
 
 
 def test_what_comes_between_blocks_works(model: Any, blocks: None) -> None:

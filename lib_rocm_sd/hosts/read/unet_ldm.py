@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from torch import nn
@@ -41,6 +42,8 @@ NORM_WRAPPER = "group_norm_wrapper"
 """An option of a Forge's: what is called in the place of the norms in residual blocks."""
 OVERRIDE = "optimized_attention_override"
 """An option: what Neo's attention functions call in their place, as ComfyUI's do."""
+_PRECISION = "attn_precision"
+"""An option, and an attribute of ComfyUI's blocks."""
 _SHAPE = "activations_shape"
 """An option that ComfyUI's and reForge's transformers give their blocks."""
 OUTPUTS = ("zero_convs", "middle_block_out", "controlnet_down_blocks", "controlnet_mid_block")
@@ -327,18 +330,39 @@ def patches_of(options: Options) -> list[str]:
     return [name for name in PATCHES if name in given]
 
 
-def _patched(options: Options) -> str:
-    """What is called within the transformer block that runs: by all, its place or its layer's."""
-    patches = patches_of(options)
-    if patches:
-        return f"{', '.join(patches)} of this model"
-    place = options.get("block")
-    if place is None:
-        return ""
-    places = ((place[0], place[1], options.get("block_index", 0)), place)
-    replaced = options.get("patches_replace", {})
-    names = [name for name in REPLACED if any(one in replaced.get(name, {}) for one in places)]
-    return f"{', '.join(names)} is replaced in this layer" if names else ""
+def _replacements(module: Any, options: Options) -> dict[str, Callable[..., Any]]:
+    """What is called in the place of attn1 and attn2 of the transformer block that runs: that of
+    its place, or of its layer. As the block calls it: between the products, with the options.
+    """
+    place, patches = options.get("block"), options.get("patches_replace", {})
+    found: dict[str, Callable[..., Any]] = {}
+    if place is None or not patches:
+        return found
+    more = _more(options, module)
+    for name in REPLACED:
+        known = patches.get(name, {})
+        places = ((place[0], place[1], options.get("block_index", 0)), place)
+        patch = next((known[one] for one in places if one in known), None)
+        if patch is not None:
+            found[name] = partial(_replaced, getattr(module, name), patch, more)
+    return found
+
+
+def _replaced(
+    attention: Any, patch: Any, more: Options, x: Any, context: Any = None, **_: Any
+) -> Any:
+    """What a patch gives in the place of an attention, of x without a context."""
+    context = x if context is None else context
+    q, k, v = attention.to_q(x), attention.to_k(context), attention.to_v(context)
+    return attention.to_out(patch(q, k, v, more))
+
+
+def _more(options: Options, block: Any) -> dict[str, Any]:
+    """The options as a block gives them to what is called within."""
+    own = {"n_heads": block.n_heads, "dim_head": block.d_head}
+    if hasattr(block, _PRECISION):
+        own[_PRECISION] = block.attn_precision
+    return {k: v for k, v in options.items() if k not in ("patches", "patches_replace")} | own
 
 
 def comfys_transformer_call(
@@ -369,12 +393,21 @@ def _with_options(
 def comfys_block_call(
     module: Any, x: Any, context: Any = None, transformer_options: Any = None
 ) -> BlockCall | None:
-    """What is patched within is not for us."""
+    """What is patched within is not for us, but for attention that is replaced."""
     options = {} if transformer_options is None else transformer_options
-    if _patched(options):
+    if patches_of(options):
         return None
     more = {"value": None, "transformer_options": options}
-    return BlockCall(x, context, {"context": None, **more}, {"context": context, **more})
+    return _block_call(module, x, context, options, more, more)
+
+
+def _block_call(
+    module: Any, x: Any, context: Any, options: Options, own: Options, cross: Options
+) -> BlockCall:
+    """`own` and `cross`: what attn1 and attn2 are given beside a context where they are called."""
+    given = {"context": None, **own}, {"context": context, **cross}
+    one, other = map(_replacements(module, options).get, REPLACED)
+    return BlockCall(x, context, *given, one is None, other is None, attn1=one, attn2=other)
 
 
 def comfys_resample_call(module: Any, x: Any, output_shape: Any = None) -> ImageCall | None:
@@ -450,11 +483,12 @@ def forges_block_call(
 ) -> BlockCall | None:
     """What is patched within is not for us: UnknownModuleError says what."""
     options = {} if transformer_options is None else transformer_options
-    why = f"an {OVERRIDE} is set in this model" if OVERRIDE in options else _patched(options)
-    if why:
-        raise UnknownModuleError((why,))
+    patches = patches_of(options)
+    why = f"{', '.join(patches)} of this model" if patches else ""
+    if OVERRIDE in options or why:
+        raise UnknownModuleError((why or f"an {OVERRIDE} is set in this model",))
     own, cross = (_given(part, options, module) for part in (module.attn1, module.attn2))
-    return BlockCall(x, context, {"context": None, **own}, {"context": context, **cross})
+    return _block_call(module, x, context, options, own, cross)
 
 
 def _given(attention: Any, options: Options, block: Any) -> dict[str, Any]:
@@ -462,9 +496,7 @@ def _given(attention: Any, options: Options, block: Any) -> dict[str, Any]:
     code = getattr(type(attention).forward, "__code__", None)
     if code is None or "transformer_options" not in code.co_varnames[: code.co_argcount]:
         return {"value": None}
-    more = {k: v for k, v in options.items() if k not in ("patches", "patches_replace")}
-    more |= {"n_heads": block.n_heads, "dim_head": block.d_head}
-    return {"value": None, "transformer_options": more}
+    return {"value": None, "transformer_options": _more(options, block)}
 
 
 class Forge(Comfy):

@@ -185,9 +185,12 @@ class BasicTransformerBlock(nn.Module):
         patch = place and (replaced.get((*place, options["block_index"])) or replaced.get(place))
         if not patch:
             return module(x, context=context, value=value, transformer_options=options)
+        context = x if context is None else context
         value = context if value is None else value
         q, k, v = module.to_q(x), module.to_k(context), module.to_v(value)
-        return module.to_out(patch(q, k, v, {**options, "n_heads": self.n_heads}))
+        named = {key: options[key] for key in options if key not in ("patches", "patches_replace")}
+        more = {**named, "n_heads": self.n_heads, "dim_head": self.d_head}
+        return module.to_out(patch(q, k, v, more))
 
 
 class SpatialTransformer(nn.Module):
