@@ -15,20 +15,28 @@ from torch import nn
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """Attention's layers of one stream. `norm_q`, `norm_k`: RMSNorm over each head, with a weight;
-    both or none. `to_out` None: nobody reads what attention makes of this stream.
+    """Attention's layers of one stream, which `module` has. `to_qkv`: three for queries, keys and
+    values, or one for all. `norm_q`, `norm_k`: RMSNorm over each head, with a weight; both or none.
+    `to_out` None: nobody reads what attention makes of this stream.
     """
 
-    to_q: nn.Linear
-    to_k: nn.Linear
-    to_v: nn.Linear
+    module: nn.Module
+    to_qkv: tuple[nn.Linear, ...]
     to_out: nn.Linear | None
     norm_q: nn.Module | None
     norm_k: nn.Module | None
 
     def leaves(self) -> list[nn.Module]:
-        layers = (self.to_q, self.to_k, self.to_v, self.to_out, self.norm_q, self.norm_k)
-        return [layer for layer in layers if layer is not None]
+        more = (self.to_out, self.norm_q, self.norm_k)
+        return [*self.to_qkv, *(layer for layer in more if layer is not None)]
+
+    @property
+    def widths(self) -> set[int]:
+        """Of queries, keys and values; -1 where one layer makes them, and not alike."""
+        if len(self.to_qkv) > 1:
+            return {layer.out_features for layer in self.to_qkv}
+        width, rest = divmod(self.to_qkv[0].out_features, 3)
+        return {-1 if rest else width}
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit.parts import Heads, Joint, JointCall, Stream
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.layer_norm.heads import HeadsInputs
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM_MODULATED, RMS_NORM_HEADS
@@ -24,6 +25,9 @@ def joint(parts: Joint, call: JointCall, means: Means, calls: Calls) -> Any:
     """A block of two streams. Both results lie one after the other in one tensor, which a graph
     writes.
     """
+    why = means.attends(parts.picture.heads.module)
+    if why:
+        raise UnknownModuleError((why,))
     given = {"x": call.x, "context": call.context, "embedding": call.embedding}
     made = calls.recorded(partial(_joint, parts), given)
     x = made[: call.x.numel()].view(call.x.shape)
@@ -83,7 +87,7 @@ def _projected(
     """Queries, keys and values (N, tokens, 3 C) of a stream x, normalised and modulated first."""
     inputs = ModulatedInputs(x, rows[f"{of}scale"], rows[f"{of}shift"], stream.norm1.eps)
     normed = calls.run(f"{place}.norm1", LAYER_NORM_MODULATED, inputs).flatten(0, 1)
-    made = compute.linear(calls, f"{place}.qkv", normed, heads.to_q, heads.to_k, heads.to_v)
+    made = compute.linear(calls, f"{place}.qkv", normed, *heads.to_qkv)
     return made.unflatten(0, x.shape[:2])
 
 

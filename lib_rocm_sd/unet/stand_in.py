@@ -165,6 +165,9 @@ class BlockStandIn(StandIn):
         try:
             with self._means.weights.lock:
                 return self._served(asked)
+        except UnknownModuleError as error:
+            self._left = "; ".join(error.reasons)
+            raise
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -175,11 +178,7 @@ class BlockStandIn(StandIn):
         raise UnknownModuleError(("ours ran out of memory",))
 
     def _served(self, asked: Any) -> Any:
-        try:
-            routes = self._laid_routes(asked)
-        except UnknownModuleError as error:
-            self._left = "; ".join(error.reasons)
-            raise
+        routes = self._laid_routes(asked)
         reading = self._reading
         self._left = routes.left or ""
         if self._left:

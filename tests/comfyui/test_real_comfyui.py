@@ -25,6 +25,10 @@ OWN = {
         "comfy/sd.py::CONFIG",
         "comfy/model_base.py::BaseModel.__init__",
         "comfy/ldm/modules/diffusionmodules/openaimodel.py::UNetModel.__init__",
+        *(
+            f"comfy/ldm/modules/diffusionmodules/mmdit.py::{name}.__init__"
+            for name in ("Mlp", "RMSNorm", "SelfAttention", "DismantledBlock", "MMDiT")
+        ),
     ),
     "of a newer ComfyUI": (
         "comfy/ldm/modules/attention.py::ComfyAttention",

@@ -37,8 +37,12 @@ from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
 PART = "UNet"
 """Name of the part in the report's rows, like attention's in the WebUI."""
 BLOCKS = "UNet, transformer blocks"
-NAME = "UNetModel"
-HOME = "comfy.ldm.modules.diffusionmodules.openaimodel"
+UNET_CLASS = ("comfy.ldm.modules.diffusionmodules.openaimodel", "UNetModel")
+CLASSES = {
+    UNET_CLASS,
+    ("comfy.ldm.modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper"),
+}
+"""The last is SD 3's transformer."""
 COMPILED = "torch.compile"
 """As ComfyUI calls its wrapper that puts a compiled model in the place of the UNet."""
 
@@ -230,7 +234,7 @@ class ComfyHook(Hook):
 def obstacle(unet: Any) -> str:
     """Why no block of this model can be taken over; empty where some can."""
     cls = type(unet)
-    if cls.__name__ == NAME and cls.__module__ == HOME:
+    if (cls.__module__, cls.__name__) in CLASSES:
         return ""
     return f"this model is {cls.__name__} of {cls.__module__}, not a UNet"
 

@@ -25,7 +25,7 @@ from lib_rocm_sd.hosts.diffusers.components import Attentions, ServedForward, is
 from lib_rocm_sd.hosts.diffusers.faster import compared
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
-from lib_rocm_sd.hosts.read.dit import is_joint
+from lib_rocm_sd.hosts.read.dit import family_of
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import HOME, PROCESSORS, TORCHS, code_of
 from lib_rocm_sd.modules.faster import Contest, is_wanted
@@ -209,7 +209,7 @@ def _unets(pipeline: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     report calls them.
     """
     own = getattr(pipeline, "transformer", None)
-    if not isinstance(own, torch.nn.Module) or not any(map(is_joint, own.modules())):
+    if not isinstance(own, torch.nn.Module) or not any(map(family_of, own.modules())):
         own = getattr(pipeline, "unet", None)
     control = getattr(pipeline, "controlnet", None)
     nets = ((CONTROLNET, net) for net in getattr(control, "nets", (control,)))

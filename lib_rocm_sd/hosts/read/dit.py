@@ -1,11 +1,14 @@
-"""The blocks of diffusers' SD3Transformer2DModel: their parts, and what a call asks for.
+"""The blocks of diffusers' SD3Transformer2DModel and of ComfyUI's MMDiT: their parts, and what a
+call asks for.
 
 Read in diffusers 0.42.1: models/attention.py, JointTransformerBlock; models/normalization.py;
-models/attention_processor.py, JointAttnProcessor2_0.
+models/attention_processor.py, JointAttnProcessor2_0. In Comfy-Org/ComfyUI a125cd84 (0.3.64):
+comfy/ldm/modules/diffusionmodules/mmdit.py.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -54,11 +57,16 @@ def joint_call(
         given = ", ".join(sorted(joint_attention_kwargs))
         raise UnknownModuleError((f"attention is given {given}",))
     x, context = hidden_states, encoder_hidden_states
-    for each, ndim in ((context, 3), (temb, 2)):
+    return _call(x, context, temb)
+
+
+def _call(x: Any, context: Any, embedding: Any) -> JointCall | None:
+    """None where these do not go together."""
+    for each, ndim in ((context, 3), (embedding, 2)):
         alike = type(each) is torch.Tensor and each.ndim == ndim and len(each) == len(x)
         if not alike or (each.dtype, each.device) != (x.dtype, x.device):
             return None
-    return JointCall(x, context, temb, lambda text, image: (text, image))
+    return JointCall(x, context, embedding, lambda text, image: (text, image))
 
 
 def joint(found: Findings, module: Any) -> Joint | None:
@@ -94,13 +102,13 @@ def joint(found: Findings, module: Any) -> Joint | None:
 
 def _fitting(found: Findings, parts: Joint) -> Joint | None:
     """The parts, if all widths are those of the picture's tokens."""
-    width = parts.picture.heads.to_q.in_features
+    width = parts.picture.heads.to_qkv[0].in_features
     every = [parts.picture.heads, parts.prompt.heads, *([] if parts.own is None else [parts.own])]
-    sizes = {layer.out_features for each in every for layer in (each.to_q, each.to_k, each.to_v)}
+    sizes = {size for each in every for size in each.widths}
     for stream in (parts.picture, parts.prompt):
         each, rest = divmod(stream.modulation.out_features, len(stream.rows))
         sizes.add(each if not rest else -1)
-        sizes.add(stream.heads.to_q.in_features)
+        sizes.add(stream.heads.to_qkv[0].in_features)
     if sizes != {width} or parts.heads < 1 or width % parts.heads:
         found.add(f"{parts.heads} heads of {width}, and layers of {sorted(sizes)}")
         return None
@@ -137,17 +145,18 @@ def _heads(
     if out == "to_out.0" and found.listed(module, "to_out", name, 2):
         found.no_dropout(module, "to_out.1", name)
     there = [getattr(module, key, None) is not None for key in norms]
-    if any(there) and not all(there):
-        found.add(f"{name} has one of {' and '.join(norms)}")
-    norm_q, norm_k = (
-        found.rms_norm(module, key, name) if is_there else None
-        for key, is_there in zip(norms, there, strict=True)
-    )
     if q is None or k is None or v is None or (out is not None and to_out is None):
         return None
-    if any(there) and (norm_q is None or norm_k is None or norm_q.eps != norm_k.eps):
-        found.add(f"{name}: its {' and '.join(norms)} are unlike")
-    return Heads(q, k, v, to_out, norm_q, norm_k)
+    norm_q, norm_k = _norms(found, module, name, norms) if any(there) else (None, None)
+    return Heads(module, (q, k, v), to_out, norm_q, norm_k)
+
+
+def _norms(found: Findings, module: Any, name: str, keys: tuple[str, str]) -> tuple[Any, Any]:
+    """RMSNorms of queries and of keys, with one eps."""
+    norm_q, norm_k = (found.rms_norm(module, key, name) for key in keys)
+    if norm_q is None or norm_k is None or norm_q.eps != norm_k.eps:
+        found.add(f"{name}: its {' and '.join(keys)} are unlike")
+    return norm_q, norm_k
 
 
 def _stream(
@@ -183,7 +192,103 @@ def _feed_forward(found: Findings, module: Any, name: str) -> FeedForward | None
     return None if up is None or down is None else FeedForward(up, down)
 
 
-def is_joint(module: nn.Module) -> bool:
-    """Whether a module is such a block, by its class or one that it is derived from."""
-    mro = type(module).__mro__
-    return any(c.__name__ == CLASS and c.__module__.startswith("diffusers.") for c in mro)
+# ComfyUI's, which has a block for each stream beneath a block of both.
+
+COMFYS = "comfy.ldm.modules.diffusionmodules.mmdit"
+COMFYS_CLASS = "JointBlock"
+
+
+def comfys_call(
+    module: Any,
+    context: Any,
+    x: Any,
+    c: Any,
+    use_checkpoint: Any = True,
+    transformer_options: Any = None,
+) -> JointCall | None:
+    return _call(x, context, c)
+
+
+def comfys_joint(found: Findings, module: Any) -> Joint | None:
+    """The parts of a block; what is not as expected goes to `found`."""
+    if not found.block(module, "block", (COMFYS_CLASS,), ("context_block", "x_block"), root=True):
+        return None
+    found.function(sys.modules[type(module).__module__], "_block_mixing", "block")
+    picture, prompt = module.x_block, module.context_block
+    for name, each in (("x_block", picture), ("context_block", prompt)):
+        children = ("norm1", "attn", "attn2", "norm2", "mlp", "adaLN_modulation")
+        if not found.block(each, name, ("DismantledBlock",), children):
+            return None
+        found.settings(each, name, {"scale_mod_only": False})
+    found.settings(picture, "x_block", {"pre_only": False})
+    found.settings(prompt, "context_block", {"x_block_self_attn": False})
+    rows = _BOTH + (OWN if picture.x_block_self_attn else ())
+    own = None
+    if picture.x_block_self_attn:
+        own = _comfys_heads(found, picture, "attn2", "x_block")
+        if own is None:
+            return None
+    ends = bool(prompt.pre_only)
+    first = _comfys_stream(found, picture, "x_block", rows)
+    second = _comfys_stream(found, prompt, "context_block", _BOTH[:2] if ends else _BOTH, ends)
+    if first is None or second is None:
+        return None
+    return _fitting(found, Joint(first, second, own, picture.attn.num_heads))
+
+
+def _comfys_stream(
+    found: Findings, block: Any, name: str, rows: tuple[str, ...], ends: bool = False
+) -> Stream | None:
+    modulation = None
+    if found.listed(block, "adaLN_modulation", name, 2):
+        found.silu(block, "adaLN_modulation.0", name)
+        modulation = found.linear(block, "adaLN_modulation.1", name)
+    norm1, heads = found.bare_norm(block, "norm1", name), _comfys_heads(found, block, "attn", name)
+    norm2 = feed_forward = None
+    if not ends:
+        norm2, mlp = found.bare_norm(block, "norm2", name), getattr(block, "mlp", None)
+        layers = ("fc1", "act", "drop1", "norm", "fc2", "drop2")
+        within = f"{name}.mlp"
+        if found.block(mlp, within, ("Mlp",), layers):
+            found.gelu(mlp, "act", within)
+            for dropout in ("drop1", "drop2", "norm"):
+                found.no_dropout(mlp, dropout, within)
+            up, down = (found.linear(mlp, layer, within) for layer in ("fc1", "fc2"))
+            feed_forward = None if up is None or down is None else FeedForward(up, down)
+    unread = not ends and (norm2 is None or feed_forward is None)
+    if modulation is None or norm1 is None or heads is None or unread:
+        return None
+    return Stream(modulation, rows, norm1, heads, norm2, feed_forward)
+
+
+def _comfys_heads(found: Findings, block: Any, key: str, name: str) -> Heads | None:
+    module: Any = getattr(block, key, None)
+    name = f"{name}.{key}"
+    children = ("qkv", "proj", "proj_drop", "ln_q", "ln_k")
+    if not found.block(module, name, ("SelfAttention",), children):
+        return None
+    found.settings(module, name, {"num_heads": block.attn.num_heads})
+    found.no_dropout(module, "proj_drop", name)
+    qkv = found.linear(module, "qkv", name)
+    ends = bool(module.pre_only)
+    out = None if ends else found.linear(module, "proj", name)
+    plain = [type(getattr(module, each, None)) is nn.Identity for each in ("ln_q", "ln_k")]
+    norm_q, norm_k = (None, None) if all(plain) else _norms(found, module, name, ("ln_q", "ln_k"))
+    if qkv is None or (out is None and not ends):
+        return None
+    return Heads(module, (qkv,), out, norm_q, norm_k)
+
+
+CLASSES = {"diffusers": CLASS, "comfy": COMFYS_CLASS}
+"""By the package that defines it."""
+
+
+def family_of(module: nn.Module) -> str:
+    """The package that defines a joint block's class, or one that it is derived from; empty for
+    another module.
+    """
+    for cls in type(module).__mro__:
+        family = cls.__module__.partition(".")[0]
+        if CLASSES.get(family) == cls.__name__:
+            return family
+    return ""

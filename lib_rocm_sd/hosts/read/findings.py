@@ -43,7 +43,10 @@ LAYER_NORM_CLASSES = {
     "ldm_patched.modules.ops.disable_weight_init.LayerNorm",
     "backend.operations.ForgeOperations.LayerNorm",
 }
-RMS_NORM_CLASSES = {"diffusers.models.normalization.RMSNorm"}
+RMS_NORM_CLASSES = {
+    "diffusers.models.normalization.RMSNorm",
+    "comfy.ldm.modules.diffusionmodules.mmdit.RMSNorm",
+}
 GROUP_NORM_CLASSES = {
     "torch.nn.modules.normalization.GroupNorm",
     "comfy.ops.disable_weight_init.GroupNorm",
@@ -366,6 +369,15 @@ class Findings:
         else:
             self.untouched(module, name)
             self.class_forward(nn.SiLU, name)
+
+    def gelu(self, owner: Any, path: str, within: str = "") -> None:
+        """Notes an activation other than GELU by the approximation with tanh."""
+        module, name = _at(owner, path, within)
+        if type(module) is not nn.GELU:
+            self.add(f"{name} is {_described(module)}, not GELU")
+            return
+        self.untouched(module, name)
+        self.settings(module, name, {"approximate": "tanh"})
 
     def no_dropout(self, owner: Any, path: str, within: str = "") -> None:
         """Notes a dropout that would drop something now."""

@@ -97,7 +97,13 @@ _READERS: Mapping[str, Ldm] = {
 _KINDS = {family: _kinds(family, reader) for family, reader in _READERS.items()}
 
 
-_JOINT = Kind(TITLES[-1], partial(_read, "diffusers", dit.joint), dit.joint_call, program.joint)
+_JOINT = {
+    family: Kind(TITLES[-1], partial(_read, family, read), bind, program.joint)
+    for family, read, bind in (
+        ("diffusers", dit.joint, dit.joint_call),
+        ("comfy", dit.comfys_joint, dit.comfys_call),
+    )
+}
 
 
 def blocks_of(model: nn.Module) -> list[tuple[nn.Module, Kind]]:
@@ -124,8 +130,9 @@ def _within(module: nn.Module, taken: set[nn.Module]) -> Iterator[tuple[nn.Modul
     if module in taken:
         return
     taken.add(module)
-    if dit.is_joint(module):
-        yield module, _JOINT
+    joint = _JOINT.get(dit.family_of(module))
+    if joint is not None:
+        yield module, joint
         return
     known = _known(module)
     if known is None:
