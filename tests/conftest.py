@@ -94,21 +94,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     place = {name: number for number, name in enumerate(LONGEST)}
     place |= {name: len(LONGEST) + 1 + number for number, name in enumerate(APART)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+    scopes = list(dict.fromkeys(scope_of(item.nodeid) for item in items))
+    order = {scope: number for number, scope in enumerate(scopes)}
+    items.sort(key=lambda item: order[scope_of(item.nodeid)])
+
+
+def scope_of(nodeid: str) -> str:
+    """What one worker has: a file's tests, each of `APART` by itself, `TOGETHER` for a gradio."""
+    file = nodeid.partition("::")[0]
+    if file.startswith(TOGETHER):
+        return TOGETHER + nodeid.rpartition("[")[2].partition("-")[0].rstrip("]")
+    return nodeid if Path(file).stem in APART else file
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What one worker has: a file's tests, each of `APART` by itself, `TOGETHER` for a gradio."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByFileOrTest(LoadFileScheduling):
+    class ByScope(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            if file.startswith(TOGETHER):
-                return TOGETHER + nodeid.rpartition("[")[2].partition("-")[0]
-            return nodeid if Path(file).stem in APART else file
+            return scope_of(nodeid)
 
-    return ByFileOrTest(config, log) if config.getvalue("dist") == "loadfile" else None
+    return ByScope(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="module", autouse=True)

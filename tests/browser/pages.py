@@ -9,6 +9,7 @@ from typing import Any
 ACCORDION = "#script_{tab}_rocm_sd_optimization_{name}"
 SPEED = "#rocm_sd_speed_{name}"
 PATIENCE_MS = 60_000
+POLLING_MS = 50
 CALL = "/run/"
 """In the address that gradio asks for what a control or our hidden button gives."""
 TRANSITION_MS = 400
@@ -66,11 +67,11 @@ class Visit:
         """
         self.page.goto(self.address)
         self.page.wait_for_selector(self.ours("accordion"))
-        self.page.wait_for_function(
+        self.wait_for(
             "s => document.querySelector(s)?.title.includes(':')",
-            arg=f"{self.ours('accordion')} .label-wrap",
+            f"{self.ours('accordion')} .label-wrap",
         )
-        self.page.wait_for_function("() => !document.querySelector('.rocm-sd-stale')")
+        self.wait_for("() => !document.querySelector('.rocm-sd-stale')")
 
     def close(self) -> None:
         """As a person closes the window."""
@@ -130,10 +131,18 @@ class Visit:
         self._wait_for("value", selector, pattern)
 
     def _wait_for(self, name: str, selector: str, pattern: str) -> None:
-        self.page.wait_for_function(
-            "([n, s, p]) => new RegExp(p).test(document.querySelector(s)?.[n] ?? '')",
-            arg=[name, selector, pattern],
-        )
+        found = "([n, s, p]) => new RegExp(p).test(document.querySelector(s)?.[n] ?? '')"
+        self.wait_for(found, [name, selector, pattern])
+
+    def wait_for(
+        self, expression: str, arg: Any = None, *, timeout_ms: float = PATIENCE_MS
+    ) -> None:
+        """Until a JavaScript function gives true.
+
+        It is asked at intervals: playwright's own way, before each frame, has the page painted
+        sixty times a second meanwhile.
+        """
+        self.page.wait_for_function(expression, arg=arg, polling=POLLING_MS, timeout=timeout_ms)
 
     def wait_for_title(self, pattern: str, tab: str = "txt2img") -> None:
         """Until the accordion's title line matches."""
@@ -144,7 +153,7 @@ class Visit:
         timed = "document.querySelector('#html_log_txt2img .performance')?.innerText"
         before = self.page.evaluate(timed)
         self.page.locator("#txt2img_generate").click()
-        self.page.wait_for_function(f"before => ({timed} ?? null) !== before", arg=before)
+        self.wait_for(f"before => ({timed} ?? null) !== before", before)
         return str(self.page.locator("#html_info_txt2img").first.inner_text())
 
     def speed_state(self) -> str:
@@ -155,10 +164,10 @@ class Visit:
 
     def wait_for_speed(self, *states: str, timeout_ms: int = PATIENCE_MS) -> None:
         """Until this page shows one of them."""
-        self.page.wait_for_function(
+        self.wait_for(
             "([s, states]) => states.includes(document.querySelector(s)?.dataset.state)",
-            arg=[f"{self.speed('status')} [data-state]", states],
-            timeout=timeout_ms,
+            [f"{self.speed('status')} [data-state]", states],
+            timeout_ms=timeout_ms,
         )
 
     def wait_for_button(self, name: str, state: str) -> None:
@@ -179,7 +188,7 @@ class Visit:
 
     def wait_for_pictures(self, least: int) -> None:
         """Until the speed test shows so many, all of them whole."""
-        self.page.wait_for_function(LOADED, arg=[f"{self.speed('pictures')} img", least])
+        self.wait_for(LOADED, [f"{self.speed('pictures')} img", least])
 
     def unfold(self, name: str) -> None:
         """Open one of the parts of a result that come closed."""

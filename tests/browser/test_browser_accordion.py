@@ -140,7 +140,7 @@ def test_the_keyboard_stays_on_the_link_when_the_table_is_renewed(visit: Open) -
     )  # moves no focus, and makes another table
     page.wait_for_title("VAE off$")
     page.page.locator(f"{page.ours('status')} .rocm-sd-link:not([data-old])").wait_for()
-    page.page.wait_for_function("document.activeElement.matches('.rocm-sd-link:not([data-old])')")
+    page.wait_for("document.activeElement.matches('.rocm-sd-link:not([data-old])')")
     link.evaluate("link => { link.dataset.old = 'yes'; }")
     page.page.locator(f"{page.ours('enable')} input").focus()
     vae.get_by_label("Auto", exact=True).evaluate("input => input.click()")

@@ -288,10 +288,11 @@ class Bindings:
         return found
 
     def _put_into(self, module: ModuleType, kind: host.Kind) -> None:
+        names = kind.names  # read once: a Forge has some ten thousand names to look at
         for name, value in list(vars(module).items()):
             if id(value) in self._functions:
                 self._replace(module, name, self._functions[id(value)])
-            elif name in kind.names and getattr(value, "__module__", None) == kind.attention:
+            elif name in names and getattr(value, "__module__", None) == kind.attention:
                 # who imported it before another extension took its place at home
                 self._replace(module, name, self._function(given(value), name))
 
