@@ -123,7 +123,7 @@ def test_what_the_executor_refuses_is_no_result(gpu: Gpu, monkeypatch: pytest.Mo
     q, k, v = (torch.randn(1, 64, 1, 64).half() for _ in range(3))
     engine.run(ATTENTION, AttentionInputs(q, k, v))
     before = len(gpu.launches)
-    monkeypatch.setattr("tests.verify.amdgpu_host._memory", _only(q, k))
+    monkeypatch.setattr("tests.verify.amdgpu_host.memory", _only(q, k))
     out = engine.run(ATTENTION, AttentionInputs(q, k, v))  # torch's own computes it
     assert selftest.relative_error(out, reference(AttentionInputs(q, k, v, None, None))) < 0.01
     assert len(gpu.launches) == before

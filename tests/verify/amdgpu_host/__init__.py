@@ -80,7 +80,7 @@ class Gpu:
         """
         try:
             code, given = ctypes.string_at(image, size), ctypes.string_at(arguments, count)
-            counts = executor.run(code, entry.decode(), given, grid, block, _memory())
+            counts = executor.run(code, entry.decode(), given, grid, block, memory())
         except BaseException as error:  # ctypes would print it and go on
             self.errors.append(error)
             return FAILED
@@ -95,13 +95,14 @@ def standing_in(gfx: str, folder: Path) -> Iterator[Gpu]:
     It is so for the lib_rocm_sd that is imported when this begins. Raises the first error of the
     executor, and AssertionError where the library complained.
     """
-    ours = _Modules()
+    ours = Modules()
     library = hip_library.opened(_library(folder))
     library.test_set_machine(hip_library.MACHINES[gfx])
     gpu = Gpu(gfx, library, int(library.test_stream()))
     kept = hip_library.set_executor(library, gpu.execute)
+    name = f"{gfx}:sramecc+:xnack-"
     with pytest.MonkeyPatch.context() as patch:
-        _as_gpu(patch, gpu, ours)
+        as_gpu(patch, ours.device.Facts("cuda", 0, NAMES[gfx], "6.4", name), gpu.stream, ours)
         try:
             yield gpu
         finally:
@@ -125,7 +126,7 @@ def _library(folder: Path) -> Path:
     return _built[0]
 
 
-class _Modules:
+class Modules:
     """What is changed of lib_rocm_sd, or has to forget what it knew of the device."""
 
     def __init__(self) -> None:
@@ -149,11 +150,10 @@ def _untyped(module: Any) -> Any:
     return module
 
 
-def _as_gpu(patch: pytest.MonkeyPatch, gpu: Gpu, ours: _Modules) -> None:
-    """What torch and Linux would say: one AMD GPU, device 0, on which `gpu.stream` is current."""
-    facts = ours.device.Facts("cuda", 0, NAMES[gpu.gfx], "6.4", f"{gpu.gfx}:sramecc+:xnack-")
+def as_gpu(patch: pytest.MonkeyPatch, facts: Any, stream: int, ours: Modules) -> None:
+    """What torch and Linux would say: one AMD GPU, device 0, on which `stream` is current."""
     patch.setattr(ours.device, "_facts", lambda kind, index: facts)
-    patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: gpu.stream, raising=False)
+    patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream, raising=False)
     patch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     found = ours.launcher.launcher_for
@@ -181,7 +181,7 @@ def _tensors() -> Iterator[torch.Tensor]:
     return iter(tensors)
 
 
-def _memory() -> Memory:
+def memory() -> Memory:
     """The storages of all tensors, as buffers of exactly their sizes; nested ones are one.
 
     Not of those that are older than the test's file (`_settled` in tests/conftest.py).

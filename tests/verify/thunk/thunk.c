@@ -186,8 +186,11 @@ Status hsaKmtRegisterMemoryWithFlags(void *address, HSAuint64 size, HsaMemFlags 
 }
 Status hsaKmtDeregisterMemory(void *address) {
     pthread_mutex_lock(&lock);
-    int found = block_of(address);
-    if (found >= 0 && blocks[found].registered) blocks[found].at = NULL;
+    for (int i = 0; i < BLOCKS; i++)  // others may overlap it
+        if (blocks[i].registered && blocks[i].at == address) {
+            blocks[i].at = NULL;
+            break;
+        }
     pthread_mutex_unlock(&lock);
     return OK;
 }
