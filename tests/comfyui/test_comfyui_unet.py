@@ -157,7 +157,8 @@ def test_a_replaced_attention_is_anothers_amid_our_block(
     count = len(asked)
     assert near(step(with_ours(changed)), theirs) and asked[count:] == asked[:count] != []
     assert len(normed) == 2 * in_plain and not near(theirs, plain)
-    assert f"another node replaces attention in some of them ({name})" in next(iter(left()))
+    why = f"another node replaces it in some of them ({name})"
+    assert left() == {f"UNet, transformer blocks' attention: {why}": 1}
 
 
 def test_what_comes_between_blocks_works(model: Any, blocks: None) -> None:

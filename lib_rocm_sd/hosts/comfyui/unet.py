@@ -169,8 +169,8 @@ class Blocks:
             tally.leave(BLOCKS, f"another node changes them ({', '.join(patches)})")
         replaced = [k for k in unet_ldm.REPLACED if options.get("patches_replace", {}).get(k)]
         if replaced:
-            why = f"another node replaces attention in some of them ({', '.join(replaced)})"
-            tally.leave(BLOCKS, why)
+            why = f"another node replaces it in some of them ({', '.join(replaced)})"
+            tally.leave(f"{BLOCKS}' attention", why)
 
     @contextmanager
     def serving(self) -> Iterator[None]:
