@@ -14,9 +14,10 @@ import statistics
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass, field
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -120,7 +121,8 @@ class Contest:
     """Of one model, whose calls all come through `call`. Threads may call at once.
 
     `switch(True)` puts ours into the model, which has it at first; `switch(False)` leaves it as the
-    host's. `content()` says what of ours is in it. `tell` is told of each verdict against ours.
+    host's. `content()` says what of ours is in it. `tell` is told of each verdict against ours. The
+    model is not held.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Contest:
         content: Callable[[], str],
         tell: Callable[[str], None],
     ) -> None:
-        self._model, self._switch, self._tell = model, switch, tell
+        self.model, self._switch, self._tell = ref(model), switch, tell
         self._content, self._is = content, ""
         self._lock = threading.RLock()
         self._kinds: dict[Hashable, _Kind] = {}
@@ -144,8 +146,13 @@ class Contest:
     @property
     def slower(self) -> list[str]:
         """Why the host computes calls of some kinds, for people."""
-        verdicts = [kind.verdict for kind in self._kinds.values()]
+        verdicts = [kind.verdict for kind in list(self._kinds.values())]
         return [_words(each) for each in verdicts if each is not None and not each.ours]
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether calls of some kind are timed now."""
+        return self._measured is not None
 
     def end(self) -> None:
         """Switch no more, and leave the calls as they come."""
@@ -154,15 +161,28 @@ class Contest:
 
     def call(self, args: Any, kwargs: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """What `compute` gives: the model's forward of these arguments."""
+        after, done = self.before(args, kwargs), False
+        try:
+            made = compute()
+            done = True
+        finally:
+            after(done)
+        return made
+
+    def before(self, args: Any, kwargs: Mapping[str, Any]) -> Callable[[bool], None]:
+        """The model's forward is about to be called with these arguments: ours is put into it, or
+        taken out of it. The function that is given is to be called at the end, with whether the
+        call has come to one.
+        """
         subject = _subject(args, kwargs)
         if subject is None or torch.is_grad_enabled() or not is_card(subject.device):
-            return compute()
+            return _nothing
         device = subject.device
         if is_compiling() or is_recording(device):
-            return compute()
+            return _nothing
         with self._lock:
             if self._ended:
-                return compute()
+                return _nothing
             kind = self._kind(_description(subject, args, kwargs), device)
             self._others = 0 if kind is self._measured else self._others + 1
             if self._others > OTHERS:
@@ -170,16 +190,20 @@ class Contest:
             timed = kind.verdict is None and self._advance(kind)
             ours = self._whose(kind)
             if ours != self.holds:
-                self._switch(ours)
                 self.holds = ours
+                self._switch(ours)
         if kind is not self._measured:
-            return compute()
-        with nullcontext() if ours else without_search():
-            end = begin(device) if timed else None
-            made = compute()
-        if end is not None:
-            kind.under_way.append((ours, end()))
-        return made
+            return _nothing
+        end, stack = begin(device) if timed else None, ExitStack()
+        if not ours:
+            stack.enter_context(without_search())
+
+        def after(done: bool) -> None:
+            stack.close()
+            if end is not None and done:
+                kind.under_way.append((ours, end()))
+
+        return after
 
     def _whose(self, kind: _Kind) -> bool:
         """Ours or the host's. While another kind is measured nothing is switched."""
@@ -196,7 +220,7 @@ class Contest:
                 return kind
         if self.holds:
             self._is = self._content()
-        key = f"{_looks(self._model)}; {self._is}; {description}"
+        key = f"{_looks(self.model())}; {self._is}; {description}"
         if kind is None or kind.key != key:
             if kind is self._measured:
                 self._measured = None
@@ -241,11 +265,15 @@ class Contest:
 
     def _say(self, kind: _Kind) -> None:
         if kind.verdict is not None and not kind.verdict.ours:
-            self._tell(f"{type(self._model).__name__}: {_words(kind.verdict)}")
+            self._tell(f"{type(self.model()).__name__}: {_words(kind.verdict)}")
 
 
 def _words(verdict: Verdict) -> str:
     return f"{FASTER}, {verdict.theirs_ms:.1f} ms for {verdict.ours_ms:.1f}"
+
+
+def _nothing(done: bool) -> None:
+    """A call that is not for a contest ends."""
 
 
 def begin(device: torch.device) -> Callable[[], Took]:
@@ -289,8 +317,10 @@ def _description(subject: torch.Tensor, args: Any, kwargs: Mapping[str, Any]) ->
     return f"{tuple(subject.shape)} {subject.dtype}, {len(args)} given, {', '.join(more)}"
 
 
-def _looks(model: nn.Module) -> str:
+def _looks(model: nn.Module | None) -> str:
     """What a model is made of, adapters and processors with weights among it."""
+    if model is None:
+        return "no model"
     names = Counter(type(module).__qualname__ for module in model.modules())
     count = sum(parameter.numel() for parameter in model.parameters())
     digest = cache.key_of(*(f"{name} {times}" for name, times in sorted(names.items())))

@@ -14,7 +14,7 @@ WITHOUT_PAGE = (
     *("test_optimizer.py", "test_vae.py", "test_vae_interrupt.py", "test_vae_memory.py"),
     *("test_vae_trouble.py", "test_unet.py", "test_unet_halves.py", "test_speed_unet.py"),
     *("test_guard.py", "test_several.py", "test_training.py", "test_trials.py"),
-    *("test_unet_trouble.py", "test_measuring.py"),
+    *("test_unet_trouble.py", "test_measuring.py", "test_unet_faster.py"),
 )
 """Next to nothing in these is gradio's; they run with A1111's."""
 

@@ -149,7 +149,7 @@ def _note(p: Any, asked: Options) -> None:
     if asked.enable and unet.may_serve and (others or ours):
         checked = "a check differed" if differed else ""
         written[options.UNET_KEY] = asked.unet_infotext(_listed([_blocks(ours, total), checked]))
-    for message in (*vae.news(), *differed):
+    for message in (*vae.news(), *differed, *unet.timed.news()):
         p.comment(f"{host.NAME}: {message}")
 
 

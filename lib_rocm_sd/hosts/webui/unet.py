@@ -37,6 +37,7 @@ from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.attention import Function
 from lib_rocm_sd.hosts.webui.controlnets import ControlNets, models_of
+from lib_rocm_sd.hosts.webui.faster import TimedCalls
 from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -247,6 +248,7 @@ class UnetSession:
         self._begins: tuple[int, int] | None = None
         self._moment = (0, 1)
         self._controlnets = ControlNets()
+        self.timed = TimedCalls(self._switch, self._content)
         self._other_weights = False
         self.may_serve = False
         """Whether the last generation's settings and device are such that *UNet* decides."""
@@ -261,6 +263,7 @@ class UnetSession:
         """A generation of so many steps begins: what failed in the last one may be tried again.
         `turn` decides which blocks are compared with the WebUI's.
         """
+        self.timed.rest()
         self._begins = turn, steps
 
     def establish(self, options: Options) -> None:
@@ -284,6 +287,7 @@ class UnetSession:
         if models:
             with self._lock:
                 self._hold_controlnets(models)
+        self.timed.listen(unet if self._wish is not None else None)
 
     def model_loaded(self, model: Any) -> None:
         """Callback: the WebUI has another model, or other weights in the same. It may not be on the
@@ -293,6 +297,7 @@ class UnetSession:
 
     def end(self) -> None:
         """Leave the UNet as it is without us."""
+        self.timed.rest()
         with self._lock:
             self._wish = None
             self._hold(None)
@@ -345,7 +350,7 @@ class UnetSession:
             self._give_back()
         if self._wish is None or (unet is not None and unet is self._hopeless):
             return
-        self.trouble = obstacle(unet)
+        self.trouble = obstacle(unet) or self.timed.why_theirs(unet)
         if unet is None or self.trouble:
             self._give_back()
         elif self._taken is None:
@@ -360,6 +365,19 @@ class UnetSession:
             self._taken.renewed()
         if self._taken is not None and not self._taken.stand_ins:
             self.trouble = UNKNOWN
+
+    def _switch(self, ours: bool) -> None:
+        """Amid a sampler's steps the blocks are to be ours, or the WebUI's, to be timed or since
+        these are faster.
+        """
+        with self._lock:
+            self._hold(host.loaded_model())
+            if ours and self._taken is not None:
+                self._taken.generation_begins(*self._moment)
+
+    def _content(self) -> str:
+        kinds = (f"{row.kind} {row.ours} of {row.total}" for row in self.look())
+        return ", ".join([a1111_session.current().level, *kinds])
 
     def _take(self, model: Any, unet: nn.Module, wish: Session) -> None:
         ours = optimizer()

@@ -275,3 +275,28 @@ def test_an_error_before_a_step_costs_no_picture(
     expected = webui.txt2img(*WITHOUT, steps=1)
     monkeypatch.setattr(webui.library("hosts.webui.unet"), "values_of", lambda model: 1 // 0)
     assert same(webui.txt2img(*AUTO, steps=1), expected) and not webui.errors_reported
+
+
+@ONE
+def test_the_slower_way_is_not_taken(forge: Any, gpu: FakeGpu, monkeypatch: Any) -> None:
+    """By played times, of which one is taken in each turn."""
+    webui = forge(gpu=gpu, whole=True)
+    faster = webui.library("modules.faster")
+    plain, before = webui.txt2img(*WITHOUT), strides_of(webui)
+
+    def started(device: torch.device) -> Any:
+        forwards = (vars(module).get("forward") for module in unet_of(webui).modules())
+        ms = 9.9 if any(type(each).__name__ == "BlockStandIn" for each in forwards) else 5.5
+        return lambda: lambda: ms
+
+    monkeypatch.delenv("ROCM_SD_COMPARE_SPEED")
+    monkeypatch.setattr(faster, "is_card", lambda device: True)
+    monkeypatch.setattr(faster, "SETTLING", {True: 1, False: 1})
+    monkeypatch.setattr(faster, "TIMED", 1)
+    monkeypatch.setattr(faster, "begin", started)
+    timed = webui.txt2img(*AUTO, steps=14)
+    assert "the host's own is faster here, 5.5 ms for 9.9" in timed.comments
+    assert same(webui.txt2img(*AUTO), plain) and strides_of(webui) == before
+    assert session_of(webui).trouble == "the host's own is faster here, 5.5 ms for 9.9"
+    webui.txt2img(False)
+    assert untouched(webui)

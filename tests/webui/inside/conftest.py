@@ -26,7 +26,8 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
 EXTENSION = "rocm-sd"
 
-os.environ["ROCM_SD_SPOT_CHECK"] = "0"  # as in tests/conftest.py, which is not read here
+# As in tests/conftest.py, which is not read here.
+os.environ["ROCM_SD_SPOT_CHECK"] = os.environ["ROCM_SD_COMPARE_SPEED"] = "0"
 make_cheaper(ROOTS)
 gc.set_threshold(100_000, 50, 100)  # each start makes tens of thousands of objects that stay
 torch.set_num_threads(1)  # the tensors are tiny, and the machine may be busy
