@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lib_rocm_sd import __main__ as command
 from lib_rocm_sd import first_trials
@@ -27,20 +26,7 @@ from lib_rocm_sd.runtime.card import HipCard
 from lib_rocm_sd.runtime.compile_worker import load
 from lib_rocm_sd.runtime.driver import Driver
 from lib_rocm_sd.trials import place
-from lib_rocm_sd.trials.subject import Subject
 from tests.verify import amdgpu_host
-
-
-def smallest(cases: Sequence[Subject]) -> list[Subject]:
-    """Of each op, and of it over a shortcut."""
-    found: dict[tuple[str, bool], Subject] = {}
-    for case in sorted(cases, key=_size):
-        found.setdefault((case.op.name, getattr(case.problem, "in_place", False)), case)
-    return list(found.values())
-
-
-def _size(case: Subject) -> int:
-    return torch.Size(case.op.output_shape(case.problem)).numel()
 
 
 def main(gfx: str, library: str, python: str, out: str) -> int:
@@ -49,7 +35,7 @@ def main(gfx: str, library: str, python: str, out: str) -> int:
     card = HipCard(load(Path(library)), 0)
     facts = Facts("cuda", 0, "Card of paper", "5.7", gfx)
     row = table()[gfx]
-    cases = smallest(selftest_cases.cases(row))
+    cases = amdgpu_host.smallest(selftest_cases.cases(row))
     classes = [each for each in first_trials.all_classes(row) if each.op.name == "layer norm"]
     start = Driver._start
 

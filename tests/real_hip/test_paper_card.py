@@ -67,7 +67,7 @@ LIMIT_S, HANG_LIMIT_S = 600, 3
 FILL = "__amd_rocclr_fillBufferAligned"
 ASKED = """
 import json, re, sys
-from ctypes import byref, c_float, c_void_p, create_string_buffer
+from ctypes import Structure, byref, c_float, c_int64, c_uint64, c_void_p, create_string_buffer
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import numpy as np
@@ -77,7 +77,9 @@ from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime.card import BareLauncher, HipCard
 from lib_rocm_sd.runtime.compile_worker import load
 from lib_rocm_sd.trials.child import Device
-from tests.runtime.driver_doubles import ScaleParams
+
+class ScaleParams(Structure):
+    _fields_ = [("x", c_uint64), ("out", c_uint64), ("count", c_int64), ("a", c_float)]
 
 def trouble(call, *arguments):
     try:

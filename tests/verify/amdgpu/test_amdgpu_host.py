@@ -21,12 +21,11 @@ from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
-from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.vae.program import Program
 from tests.vae.vae_models import error, image, ldm_coder, needs_half, own
 from tests.verify.amdgpu import launch
 from tests.verify.amdgpu.memory import Memory
-from tests.verify.amdgpu_host import NAMES, Gpu, standing_in
+from tests.verify.amdgpu_host import NAMES, Gpu, smallest, standing_in
 
 CPU = torch.device("cpu")
 EXECUTED = tuple(NAMES)
@@ -97,14 +96,8 @@ def test_a_decode_by_our_program(gpu: Gpu) -> None:
 def test_the_self_test_of_a_card(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As its owner runs it, of each op the smallest case, and the smallest over a shortcut."""
-    smallest: dict[tuple[str, bool], tuple[int, Subject]] = {}
-    for case in selftest_cases.cases(arch.table()[gpu.gfx]):
-        size = torch.Size(case.op.output_shape(case.problem)).numel()
-        kind = (case.op.name, getattr(case.problem, "in_place", False))
-        if kind not in smallest or size < smallest[kind][0]:
-            smallest[kind] = (size, case)
-    chosen = [case for _, case in smallest.values()]
+    """As its owner runs it."""
+    chosen = smallest(selftest_cases.cases(arch.table()[gpu.gfx]))
     monkeypatch.setattr(selftest_cases, "cases", lambda row: chosen)
     path = tmp_path / "result.json"
     assert command.main(["doctor", "--self-test", "--out", str(path)]) == 0

@@ -13,12 +13,12 @@ import gc
 import importlib
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ import torch
 from tests.verify import hip_library
 from tests.verify.amdgpu import executor
 from tests.verify.amdgpu.memory import Memory
+
+if TYPE_CHECKING:
+    from lib_rocm_sd.trials.subject import Subject
 
 NAMES = {
     "gfx1100": "AMD Radeon RX 7900 XTX",
@@ -114,6 +117,18 @@ def standing_in(gfx: str, folder: Path) -> Iterator[Gpu]:
     if gpu.errors:
         raise gpu.errors[0]
     assert hip_library.complaints(library) == []
+
+
+def smallest(cases: Sequence[Subject]) -> list[Subject]:
+    """Of a self-test's cases, of each op the smallest, and the smallest over a shortcut."""
+    found: dict[tuple[str, bool], Subject] = {}
+    for case in sorted(cases, key=_size):
+        found.setdefault((case.op.name, getattr(case.problem, "in_place", False)), case)
+    return list(found.values())
+
+
+def _size(case: Subject) -> int:
+    return torch.Size(case.op.output_shape(case.problem)).numel()
 
 
 _built: list[Path] = []
