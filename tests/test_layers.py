@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,8 @@ NOT_YET_ROUND: dict[frozenset[str], str] = {}
 Graph = Mapping[str, set[str]]
 
 
-def graph(root: Path = ROOT) -> dict[str, set[str]]:
+@cache
+def graph(root: Path = ROOT) -> Graph:
     """By module, the modules of the house that it imports, at its top or anywhere within."""
     files = {_module(root, path): path for path in sorted((root / NAME).rglob("*.py"))}
     return {name: set(_imported(path, files)) - {name} for name, path in files.items()}

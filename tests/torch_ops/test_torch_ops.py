@@ -187,7 +187,7 @@ def test_autocast_has_no_say() -> None:
 
 
 def test_no_webui_registers_them() -> None:
-    imports = graph()
+    imports = dict(graph())
     for host in ("hosts.webui", "hosts.comfyui"):
         imports["a host"] = {name for name in imports if name.startswith(host)}
         found = _reached("a host", imports)
