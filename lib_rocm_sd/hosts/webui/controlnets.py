@@ -2,39 +2,48 @@
 
 sd-webui-controlnet builds them of ldm's or sgm's blocks. Its script has those of a picture from
 `process` to `postprocess`, and moves them to the card amid the first call of the UNet. Read in
-Mikubill/sd-webui-controlnet 56cec5b2: scripts/cldm.py, hook.py and controlnet.py.
+Mikubill/sd-webui-controlnet 56cec5b2: scripts/cldm.py, hook.py and controlnet.py. A Forge has a
+list of its own on the patcher of the UNet, and calls them beside the UNet. Read in
+lllyasviel/stable-diffusion-webui-forge dfdcbab6: backend/patcher/controlnet.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 
-from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.hosts.ui.status import CONTROLNET
-from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
 
 RESULTS = "zero_convs"
-"""What a ControlNet has, and no other model of that extension."""
+"""What a ControlNet has, and no other model that controls."""
 
 
-def models_of(params: Any) -> list[nn.Module]:
-    """The ControlNets of the picture a step of which begins, by what its callback is given."""
+def models_of(params: Any, patcher: Any = None) -> list[nn.Module]:
+    """The ControlNets of the picture a step of which begins, by what its callback is given, or by
+    a Forge's patcher of the UNet.
+    """
     p = getattr(getattr(params, "denoiser", None), "p", None)
-    return list(dict.fromkeys(_found_by(getattr(p, "scripts", None))))
+    owners = (*_units_of(getattr(p, "scripts", None)), *_linked_to(patcher))
+    models = (getattr(owner, "control_model", None) for owner in owners)
+    found = (each for each in models if isinstance(each, nn.Module) and hasattr(each, RESULTS))
+    return list(dict.fromkeys(found))
 
 
-def _found_by(runner: Any) -> Iterator[nn.Module]:
+def _units_of(runner: Any) -> Iterator[Any]:
+    """What wraps the models of sd-webui-controlnet."""
     for script in getattr(runner, "alwayson_scripts", None) or ():
         units = getattr(getattr(script, "latest_network", None), "control_params", None)
-        for unit in units or ():
-            model = getattr(getattr(unit, "control_model", None), "control_model", None)
-            if isinstance(model, nn.Module) and hasattr(model, RESULTS):
-                yield model
+        yield from (getattr(unit, "control_model", None) for unit in units or ())
+
+
+def _linked_to(patcher: Any) -> Iterator[Any]:
+    control = getattr(patcher, "controlnet_linked_list", None)
+    while control is not None:
+        yield control
+        control = getattr(control, "previous_controlnet", None)
 
 
 class ControlNets:
@@ -51,23 +60,30 @@ class ControlNets:
         for model in [each for each in self._taken if each not in self._wanted]:
             self._taken.pop(model).give_back()
         self._wanted.clear()
-        for taken in self._taken.values():
+        for taken in self.taken:
             taken.take_over(anew=False)
             taken.generation_begins(turn, steps)
 
     def hold(
-        self, models: Iterable[nn.Module], session: Session, hook: Hook, moment: tuple[int, int]
+        self,
+        models: Iterable[nn.Module],
+        make: Callable[[nn.Module], UnetTakeover],
+        moment: tuple[int, int],
     ) -> None:
-        """Take over those among `models` that are not ours yet, in the generation that began by
-        `moment`.
+        """Take over those among `models` that are not ours yet, each by what `make` gives, in the
+        generation that began by `moment`.
         """
         for model in models:
             self._wanted.add(model)
             if model in self._taken:
                 continue
-            taken = self._taken[model] = UnetTakeover([model], session.of_part(CONTROLNET), hook)
+            taken = self._taken[model] = make(model)
             taken.take_over()
             taken.generation_begins(*moment)
+
+    @property
+    def taken(self) -> tuple[UnetTakeover, ...]:
+        return tuple(self._taken.values())
 
     def give_back(self) -> None:
         """Forgotten only when all of it is back."""
@@ -77,10 +93,10 @@ class ControlNets:
 
     def report(self) -> list[KindReport]:
         """Rows of each model."""
-        return [row for taken in list(self._taken.values()) for row in taken.report()]
+        return [row for taken in self.taken for row in taken.report()]
 
     def news(self) -> Iterator[str]:
         """What comparisons found."""
-        for taken in list(self._taken.values()):
+        for taken in self.taken:
             taken.spot.look(wait=True)
             yield from taken.spot.left.values()

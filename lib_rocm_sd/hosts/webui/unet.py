@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -33,6 +34,7 @@ from lib_rocm_sd.graphs.device import OFF
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.strides import Strides, values_of
 from lib_rocm_sd.hosts.ui.options import UNET_MODES, Options
+from lib_rocm_sd.hosts.ui.status import CONTROLNET
 from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.attention import Function
@@ -65,7 +67,7 @@ class SettingsHook(Hook):
     """What the settings say. `stands_aside()`: whether attention is the WebUI's own now."""
 
     def __init__(self, stands_aside: Callable[[], bool]) -> None:
-        self._stands_aside = stands_aside
+        self.stands_aside = stands_aside
 
     @property
     def compares(self) -> bool:
@@ -76,7 +78,7 @@ class SettingsHook(Hook):
         return settings.GRAPHS[settings.current().graphs]
 
     def attention(self, module: nn.Module) -> str:
-        return "attention is the WebUI's own" if self._stands_aside() else ""
+        return "attention is the WebUI's own" if self.stands_aside() else ""
 
 
 class WebUIHook(SettingsHook):
@@ -177,10 +179,11 @@ class ForgeHook(SettingsHook):
 
 
 class ForgeTakeover(UnetTakeover):
-    """Blocks of `model.diffusion_model`, until `give_back`."""
+    """Blocks of `unet`, until `give_back`. Its host patches `model`, which has it or is it."""
 
-    def __init__(self, model: Any, session: Session, stands_aside: Callable[[], bool]) -> None:
-        unet = model.diffusion_model
+    def __init__(
+        self, unet: nn.Module, model: Any, session: Session, stands_aside: Callable[[], bool]
+    ) -> None:
         self.hook = ForgeHook(stands_aside)
         super().__init__([unet], session, self.hook)
         self._unet, self._model = ref(unet), ref(model)
@@ -283,8 +286,8 @@ class UnetSession:
         if self._wish is not None and (unet is not self._unet or self._other_weights):
             with self._lock:
                 self._hold(host.loaded_model())
-        models = models_of(params) if isinstance(self._hook, WebUIHook) else []
-        if models:
+        models = models_of(params, host.patcher_of(host.loaded_model(), "unet"))
+        if models and self._taken is not None:
             with self._lock:
                 self._hold_controlnets(models)
         self.timed.listen(unet if self._wish is not None else None)
@@ -361,8 +364,9 @@ class UnetSession:
             self._moment = begins
             self._taken.generation_begins(*begins)
             self._controlnets.begin(*begins)
-        if isinstance(self._taken, ForgeTakeover):
-            self._taken.renewed()
+        for taken in (self._taken, *self._controlnets.taken):
+            if isinstance(taken, ForgeTakeover):
+                taken.renewed()
         if self._taken is not None and not self._taken.stand_ins:
             self.trouble = UNKNOWN
 
@@ -390,7 +394,7 @@ class UnetSession:
             patched = getattr(host.patcher_of(model, "unet"), "model", None)
             if not isinstance(patched, nn.Module):
                 raise TypeError("this Forge's model has no patcher of its UNet")
-            taken = ForgeTakeover(patched, wish, aside)
+            taken = ForgeTakeover(unet, patched, wish, aside)
             self._hook, self._taken = taken.hook, taken
         else:
             self._hook = WebUIHook(aside)
@@ -401,7 +405,9 @@ class UnetSession:
         """Whatever goes wrong leaves them to the WebUI."""
         try:
             if self._by is not None and self._hook is not None:
-                self._controlnets.hold(models, self._by, self._hook, self._moment)
+                session = self._by.of_part(CONTROLNET)
+                make = partial(_controlnets_takeover, session=session, hook=self._hook)
+                self._controlnets.hold(models, make, self._moment)
         except Exception as error:
             host.say_once(f"ControlNet's blocks are the WebUI's: {trouble.once(error)}")
             self._controlnets.give_back()
@@ -433,6 +439,12 @@ class UnetSession:
             return row
         why = self._hook.attention(module)
         return replace(row, partly={**row.partly, why: row.ours}) if why and row.ours else row
+
+
+def _controlnets_takeover(model: nn.Module, session: Session, hook: Hook) -> UnetTakeover:
+    if isinstance(hook, ForgeHook):
+        return ForgeTakeover(model, model, session, hook.stands_aside)
+    return UnetTakeover([model], session, hook)
 
 
 def obstacle(unet: nn.Module | None) -> str:

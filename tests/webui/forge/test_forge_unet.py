@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,3 +302,41 @@ def test_the_slower_way_is_not_taken(forge: Any, gpu: FakeGpu, monkeypatch: Any)
     assert session_of(webui).trouble == "the host's own is faster here, 5.5 ms for 9.9"
     webui.txt2img(False)
     assert untouched(webui)
+
+
+class ControlNet(torch.nn.Module):
+    """The first half of a UNet, and one 1x1 convolution, as those of its results."""
+
+    def __init__(self, unet: Any) -> None:
+        super().__init__()
+        own, channels = copy.deepcopy(unet), unet.model_channels
+        self.input_blocks, self.middle_block = own.input_blocks, own.middle_block
+        self.zero_convs = torch.nn.ModuleList([torch.nn.Conv2d(channels, channels, 1).to(HALF)])
+
+    def forward(self, x: Any, emb: Any, context: Any) -> Any:
+        for block in self.input_blocks:
+            x = block(x, emb, context)
+        return self.middle_block(x, emb, context)
+
+
+def test_controlnets_of_the_unets_patcher(forge: Any, gpu: FakeGpu) -> None:
+    webui = forge(gpu=gpu, whole=True)
+    webui.txt2img(*WITHOUT, steps=1)
+    with torch.inference_mode():
+        net, last = ControlNet(unet_of(webui)), unet_of(webui).time_embed[-1]
+        generator = torch.Generator().manual_seed(1)
+        shapes = ((2, 4, 8, 8), (2, last.out_features), (2, 7, 24))
+        given = [torch.randn(shape, generator=generator).to(HALF) for shape in shapes]
+        theirs, before = net(*given), [each.stride() for each in net.parameters()]
+        linked = SimpleNamespace(control_model=net, previous_controlnet=None)
+        patcher_of(webui).controlnet_linked_list = linked
+        webui.txt2img(*AUTO, steps=1)
+        ours = net(*given)
+        assert 0 < apart(ours, theirs) < 0.04
+        rows = session_of(webui).look() and session_of(webui).controlnets
+        assert sum(row.ours for row in rows) == sum(row.total for row in rows) > 5
+        webui.txt2img(False, steps=1)
+        assert not session_of(webui).controlnets
+        assert not any("forward" in vars(module) for module in net.modules())
+        assert torch.equal(net(*given), theirs)
+        assert [each.stride() for each in net.parameters()] == before

@@ -40,7 +40,8 @@ def controlnet() -> Any:
             self.middle_block_out = one(nn.Conv2d(64, 64, 1))
 
         def forward(self, x: Any, timesteps: Any, context: Any) -> list[Any]:
-            emb, made = self.time_embed(timesteps[:, None].to(x.dtype)), []
+            times = openaimodel.timestep_embedding(timesteps, 32)
+            emb, made = self.time_embed(times.to(x.dtype)), []
             for block, result in zip(self.input_blocks, self.zero_convs, strict=True):
                 x = block(x, emb, context)
                 made.append(result(x, emb, context))
@@ -66,7 +67,7 @@ class Extension:
 
         def forward(x: Any, timesteps: Any = None, context: Any = None, **more: Any) -> Any:
             results = self.model(x, timesteps, context)
-            return own(x + 5 * results[0][:, :4], timesteps, context, **more)
+            return own(x, timesteps, context, **more) + 3 * results[1][:, :4]
 
         self.unet.forward = forward
 
