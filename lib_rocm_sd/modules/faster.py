@@ -51,6 +51,7 @@ MOST_KEPT = 400
 KIND, FILE = "tune", "models.json"
 """Where verdicts are kept (cache.py), for each GPU."""
 FASTER = "the host's own is faster here"
+BEING_TIMED = "the host's own is being timed, once"
 
 Took = Callable[[], "float | None"]
 """How many ms a call took; None where the device has not done it yet."""
@@ -148,6 +149,11 @@ class Contest:
         """Why the host computes calls of some kinds, for people."""
         verdicts = [kind.verdict for kind in list(self._kinds.values())]
         return [_words(each) for each in verdicts if each is not None and not each.ours]
+
+    @property
+    def why_theirs(self) -> str:
+        """Why the host computes now; empty while ours does."""
+        return "" if self.holds else "; ".join(self.slower) or BEING_TIMED
 
     @property
     def is_measuring(self) -> bool:

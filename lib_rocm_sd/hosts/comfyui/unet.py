@@ -12,8 +12,8 @@ comfy/patcher_extension.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -30,6 +30,7 @@ from lib_rocm_sd.hosts.comfyui.attention import KEY, Override
 from lib_rocm_sd.hosts.comfyui.host import OPTIONS, PLACE, UNET, Kept, tally
 from lib_rocm_sd.hosts.read import unet_ldm
 from lib_rocm_sd.hosts.strides import NOTED, Strides, values_of
+from lib_rocm_sd.modules.faster import Contest, is_wanted
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import KindReport, UnetTakeover
@@ -43,6 +44,8 @@ CLASSES = {
     ("comfy.ldm.modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper"),
 }
 """The last is SD 3's transformer."""
+CHANGES = ("patches", "patches_replace")
+"""Options by which nodes change what a call computes."""
 COMPILED = "torch.compile"
 """As ComfyUI calls its wrapper that puts a compiled model in the place of the UNet."""
 
@@ -66,31 +69,56 @@ class ModelCall(Kept):
         tally.stands(self.reasons)
         if self.session is None:
             return executor(*args, **kwargs)
+        after = None
         try:
+            after = self._timed(self.session, executor.class_obj, args, kwargs)
             blocks = self._begun(self.session, executor.class_obj, args, kwargs)
         except Exception as error:
             tally.leave(UNET, f"ours failed: {trouble.once(error)}")
             blocks = None
-        if blocks is None:
-            return executor(*args, **kwargs)
-        with blocks.serving():
-            made = executor(*args, **kwargs)
-        tally.served(UNET)
+        done = False
+        try:
+            with nullcontext() if blocks is None else blocks.serving():
+                made = executor(*args, **kwargs)
+            done = True
+        finally:
+            if after is not None:
+                after(done)
+        if blocks is not None:
+            tally.served(UNET)
         return made
+
+    @staticmethod
+    def _timed(
+        session: Session, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[[bool], None] | None:
+        """As Contest.before: whose blocks are to be in this call."""
+        unet: Any = getattr(model, "diffusion_model", None)
+        blocks = _known.get(unet) if unet is not None and is_wanted() else None
+        if blocks is None:  # ours makes the first call
+            return None
+        options = _options(args, kwargs)
+        nodes = {f"{kind} {name}": True for kind in CHANGES for name in options.get(kind) or ()}
+        return blocks.contest_of(session).before(args, {**kwargs, **nodes})
 
     @staticmethod
     def _begun(
         session: Session, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Blocks | None:
-        options = (args[PLACE] if len(args) > PLACE else kwargs.get(OPTIONS)) or {}
+        options = _options(args, kwargs)
         unet: Any = getattr(model, "diffusion_model", None)
         why = obstacle(unet) or compiled(options) or "; ".join(unusable(args[0].device))
+        why = why or (_known[unet].why_theirs if unet in _known else "")
         if why:
             tally.leave(UNET, why)
             return None
         blocks = begun(unet, model, options, session, args[0])
         _last[:] = [ref(blocks)]
         return blocks
+
+
+def _options(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (args[PLACE] if len(args) > PLACE else kwargs.get(OPTIONS)) or {}
 
 
 def begun(
@@ -125,6 +153,27 @@ class Blocks:
         """Why attention in blocks is called as it is; empty where it is ours."""
         self.rows: tuple[KindReport, ...] = ()
         """As they were when they were last ours."""
+        self._contest: Contest | None = None
+        self._level = ""
+
+    def contest_of(self, session: Session) -> Contest:
+        """Who decides whether ours is faster."""
+        unet, self._level = self._unet(), session.level
+        assert unet is not None
+        if self._contest is None:
+            self._contest = Contest(unet, self._switch, lambda: self._level, host.say)
+        return self._contest
+
+    @property
+    def why_theirs(self) -> str:
+        """Why ComfyUI computes the blocks since ours is slower, or to be timed; else empty."""
+        return self._contest.why_theirs if self._contest is not None and is_wanted() else ""
+
+    def _switch(self, ours: bool) -> None:
+        """The next call takes over by itself."""
+        if not ours:
+            with _lock:
+                self.give_back()
 
     def begin(
         self, model: Any, options: Mapping[str, Any], session: Session, latent: torch.Tensor

@@ -14,7 +14,6 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import host
 from lib_rocm_sd.modules.faster import Contest, is_wanted
 
-BEING_TIMED = "the WebUI's own is being timed, once"
 MIXED = "the WebUI's own UNet made some steps: it is timed once, to find out which is faster"
 
 
@@ -53,9 +52,8 @@ class TimedCalls:
     def why_theirs(self, unet: nn.Module | None) -> str:
         """Why the blocks of a UNet are the WebUI's; empty where they may be ours."""
         contest = self._contest
-        if contest is None or contest.holds or unet is None or contest.model() is not unet:
-            return ""
-        return "; ".join(contest.slower) or BEING_TIMED
+        mine = contest is not None and unet is not None and contest.model() is unet
+        return contest.why_theirs if contest is not None and mine else ""
 
     def news(self) -> list[str]:
         """What was found out since it was asked last, for the note under the picture."""
