@@ -188,8 +188,8 @@ def read(path: Path) -> Iterator[CapturedCall]:
     except (SafetensorError, ValueError) as error:
         raise CallFileError(f"{path.name} is no file of captured calls: {error}") from None
     if about.get("format") != FORMAT:
-        found = about.get("format", "none")
-        raise CallFileError(f"{path.name} has format {found}, this version reads {FORMAT}")
+        file_format = about.get("format", "none")
+        raise CallFileError(f"{path.name} has format {file_format}, this version reads {FORMAT}")
     for row in about["calls"]:
         first = f"{row['number']}."
         own = {name.removeprefix(first): t for name, t in tensors.items() if name.startswith(first)}
@@ -253,8 +253,8 @@ class _Reader:
 
     def maker(self, item: Any) -> Callable[[torch.device], Any]:
         def make(device: torch.device) -> Any:
-            made: dict[str, torch.Tensor] = {}
-            return self._get(item, device, made)
+            tensors: dict[str, torch.Tensor] = {}
+            return self._get(item, device, tensors)
 
         return make
 

@@ -201,8 +201,8 @@ class Engine:
         """Why a plan of `problem` leads to no kernel of ours; empty where it does, and where the
         gate has not decided yet. As `plan` does, it tests what was never used.
         """
-        asked, plan = self._planner.waits, self.plan(problem, device, op, session)
-        if plan.variant.ours or self._planner.waits != asked:
+        waits_before, plan = self._planner.waits, self.plan(problem, device, op, session)
+        if plan.variant.ours or self._planner.waits != waits_before:
             return []
         first = next(variant.name for variant in op.variants if variant.ours)
         return plan.refusals[first] or [plan.why]
@@ -222,11 +222,11 @@ class Engine:
 
         def ask() -> list[str]:
             with self._lock:
-                asked = self._planner.waits
-                found = self._unusable(op, device, session)
-                waits = bool(found) and self._planner.waits != asked
-                self._known[op.name, device] = (self._planner.changes, found, waits)
-            return list(found)
+                waits_before = self._planner.waits
+                reasons = self._unusable(op, device, session)
+                waits = bool(reasons) and self._planner.waits != waits_before
+                self._known[op.name, device] = (self._planner.changes, reasons, waits)
+            return list(reasons)
 
         return self._awaited(session, ask)
 
@@ -238,13 +238,13 @@ class Engine:
         pending = self.pending(op.name)
         if pending:
             return [pending]
-        found = self._known.get((op.name, with_index(device)))
-        return list(found[1]) if found and found[0] == self._planner.changes else None
+        answer = self._known.get((op.name, with_index(device)))
+        return list(answer[1]) if answer and answer[0] == self._planner.changes else None
 
     def waits(self, device: torch.device, op: Op[Any, Any] = ATTENTION) -> bool:
         """Whether the gate has not decided yet on what `usable` gave reasons against."""
-        found = self._known.get((op.name, with_index(device)))
-        return found is not None and found[2]
+        answer = self._known.get((op.name, with_index(device)))
+        return answer is not None and answer[2]
 
     def launcher(self, device: torch.device) -> Launch | None:
         """What launches our kernels on `device`; None where they cannot be."""
@@ -256,17 +256,17 @@ class Engine:
 
     def _unusable(self, op: Op[Any, Any], device: torch.device, session: Session) -> list[str]:
         _, problem = op.usual[0]
-        found: list[str] = []
+        reasons: list[str] = []
         for variant in (variant for variant in op.variants if variant.ours):
             kind = Asked(op, variant, None, problem, device)
             why = self._planner.refusals(kind)
-            found += why
+            reasons += why
             for asked in () if why else self._planner.defaults(kind):
                 failed = self._planner.verify(session, asked)
                 if not failed:
                     return []
-                found += failed
-        return list(dict.fromkeys(found)) or [f"there is no kernel for {op.name}"]
+                reasons += failed
+        return list(dict.fromkeys(reasons)) or [f"there is no kernel for {op.name}"]
 
     def status_line(
         self,
@@ -299,13 +299,13 @@ class Engine:
         """The worst self-test of each variant that does not refuse `problem`, by name."""
         device = with_index(device)
         with self._lock:
-            found: dict[str, Check] = {}
+            by_variant: dict[str, Check] = {}
             for variant in op.variants:
                 asked = Asked(op, variant, None, problem, device)
                 if not self._planner.refusals(asked):
                     asked = self._planner.defaults(asked)[0]
-                    found[variant.name] = self._planner.worst_check(session, asked)
-            return found
+                    by_variant[variant.name] = self._planner.worst_check(session, asked)
+            return by_variant
 
     def _prepare(self, op: Op[Any, Any], key: Hashable, inputs: Any, session: Session) -> Route:
         """The route of `key`: planned, and kept unless it is a makeshift: during a graph capture,
@@ -334,9 +334,9 @@ class Engine:
     def _awaited(self, session: Session, ask: Callable[[], _T]) -> _T:
         """What `ask` gives; for a patient session when the gate keeps nothing waiting any more."""
         for _ in range(MOST_WAITS if session.patient else 0):
-            waits, found = self._planner.waits, ask()
+            waits, answer = self._planner.waits, ask()
             if self._gate is None or self._planner.waits == waits:
-                return found
+                return answer
             session.progress("waiting until new kernels were tried in a process of their own")
             self._gate.wait(WAIT_S)
             self.renew()

@@ -91,7 +91,7 @@ def measure(
     `times`: what was timed before; the others' times are put there.
     """
     times = {} if times is None else times
-    done = {(name, config) for name, known in times.items() for config, _ in known.each}
+    done = {(name, config) for name, earlier in times.items() for config, _ in earlier.each}
     contenders = [each for each in contenders if (each.variant.name, each.config) not in done]
     failures: list[tuple[Contender, Exception]] = []
     end = perf_counter() + budget_s
@@ -113,9 +113,9 @@ def measure(
                 failures.append((contender, RuntimeError(f"its time came out as {time_us}")))
                 continue
             timed = True
-            known = times.get(contender.variant.name)
+            earlier = times.get(contender.variant.name)
             pair = (contender.config, max(time_us, LEAST_US))
-            times[contender.variant.name] = Timing.of((*(known.each if known else ()), pair))
+            times[contender.variant.name] = Timing.of((*(earlier.each if earlier else ()), pair))
     return times, failures
 
 
@@ -240,9 +240,11 @@ def stored_like(op: Op[Any, Any], info: DeviceInfo, problem: Any) -> Iterator[An
         with suppress(AttributeError, LookupError, TypeError, ValueError):
             # an earlier version kept no fields; JSON has lists where a problem has tuples
             fields = row[PROBLEM].items()
-            found = replace(problem, **{k: tuple(v) if type(v) is list else v for k, v in fields})
-            if str(found) == text:
-                yield found
+            candidate = replace(
+                problem, **{k: tuple(v) if type(v) is list else v for k, v in fields}
+            )
+            if str(candidate) == text:
+                yield candidate
 
 
 def _key(op: Op[Any, Any], info: DeviceInfo) -> str:
@@ -272,7 +274,7 @@ def _timing(entry: Any, configs: Sequence[Any]) -> Timing | None:
         return None
     rows = entry.get("each")
     each = [_pair(row, configs) for row in rows] if isinstance(rows, list) else []
-    return Timing(*pair, tuple(found for found in each if found is not None))
+    return Timing(*pair, tuple(part for part in each if part is not None))
 
 
 def _pair(entry: Any, configs: Sequence[Any]) -> tuple[Any, float] | None:
@@ -422,11 +424,11 @@ class KnownTimes:
         tried: Sequence[Variant[Any, Any]],
     ) -> None:
         """Keep what was measured, for this process and the next ones. `tried`: also in vain."""
-        known = {**self._times.get((op.name, problem, device), {}), **times}
-        self._times[op.name, problem, device] = known
+        all_times = {**self._times.get((op.name, problem, device), {}), **times}
+        self._times[op.name, problem, device] = all_times
         self._class(op, problem, device)[problem] = None
         self._tried.update((op.name, variant.name, problem, device) for variant in tried)
-        save(op, self._identify(device), problem, known)
+        save(op, self._identify(device), problem, all_times)
 
     def was_tried(
         self, op: Op[Any, Any], variant: Variant[Any, Any], problem: Any, device: torch.device

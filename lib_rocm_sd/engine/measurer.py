@@ -106,28 +106,28 @@ class Measurer:
 
     def _choices(self, entry: Waiting) -> list[tuple[Any, Any]]:
         """What runs the problems for which `entry` waits, as far as that hangs on no tensors."""
-        found: list[tuple[Any, Any]] = []
+        choices: list[tuple[Any, Any]] = []
         with self._lock:
             for session, problem in entry.plans:
                 try:
                     plan = self._planner.plan(session, entry.op, problem, entry.device)
-                    found.append((plan.variant, plan.config))
+                    choices.append((plan.variant, plan.config))
                 except (NotSupportedError, RuntimeError, MemoryError) as error:
                     if not (isinstance(error, NotSupportedError) or is_out_of_memory(error)):
                         raise
-                    found.append((None, None))
-        return found
+                    choices.append((None, None))
+        return choices
 
     def _missing(
         self, session: Session, op: Op[Any, Any], problem: Any, device: torch.device
     ) -> list[Variant[Any, Any]]:
         """The variants that could run `problem`, and were neither timed nor tried in vain."""
         with self._lock:
-            known = self._planner.known.of(session, op, problem, device)
+            times = self._planner.known.of(session, op, problem, device)
             return [
                 variant
                 for variant in op.every
-                if variant.name not in known
+                if variant.name not in times
                 and not variant.last_resort
                 and not self._planner.known.was_tried(op, variant, problem, device)
                 and not self._planner.refusals(Asked(op, variant, None, problem, device))
@@ -186,7 +186,7 @@ class Measurer:
         """Every verified config; further ones than the first only within PREPARE_S. None where
         this was interrupted, or goes on after `until`.
         """
-        found = []
+        contenders = []
         op, problem, device = entry.op, entry.problem, entry.device
         arch, end = self._planner.identify(device).arch, measure.perf_counter() + PREPARE_S
         for variant in variants:
@@ -202,5 +202,5 @@ class Measurer:
                     if self._planner.verify(session, asked):
                         continue
                     launch = self._planner.launch(variant, device)
-                found.append(measure.Contender(variant, config, launch))
-        return found
+                contenders.append(measure.Contender(variant, config, launch))
+        return contenders

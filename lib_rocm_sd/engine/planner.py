@@ -196,8 +196,8 @@ class Planner:
 
     def passed(self, device: torch.device) -> list[TestKey]:
         """Self-tests that were passed on `device`, for `trust` of another process."""
-        done = ((key, check) for key, check in self._checks.items() if not check.reason)
-        return [_in_words(key) for key, _ in done if key[-1] == device]  # type: ignore[index]
+        passes = ((key, check) for key, check in self._checks.items() if not check.reason)
+        return [_in_words(key) for key, _ in passes if key[-1] == device]  # type: ignore[index]
 
     def trust(self, passed: Iterable[TestKey]) -> None:
         """Leave out self-tests that a process of this version has passed on a card of this kind."""
@@ -239,11 +239,11 @@ class Planner:
         """
         failed = self.verify(session, asked)
         keys = [asked.key(test) for test in asked.tests]
-        done = [self._checks[key] for key in keys if key in self._checks]
-        if not done:  # another process has passed them, or nobody
+        checks = [self._checks[key] for key in keys if key in self._checks]
+        if not checks:  # another process has passed them, or nobody
             error = math.inf if failed else 0.0
             return Check(error, asked.op.tolerance(asked.problem), "; ".join(failed))
-        return max(done, key=lambda check: check.error / check.tolerance)
+        return max(checks, key=lambda check: check.error / check.tolerance)
 
     def quarantine(self, asked: Asked, reason: str) -> Hashable:
         """Bar a class; the key is for `pardon`."""
@@ -362,13 +362,13 @@ class Refusals(Mapping[str, list[str]]):
 
     def of(self, variant: Variant[Any, Any]) -> list[str]:
         """All reasons against `variant`; empty where it can."""
-        said = self._said.get(variant.name)
-        if said is None:
-            said = list(self._ask(variant))
+        reasons = self._said.get(variant.name)
+        if reasons is None:
+            reasons = list(self._ask(variant))
             if self._further is not None:
-                said += self._further(variant)
-            self._said[variant.name] = said
-        return said
+                reasons += self._further(variant)
+            self._said[variant.name] = reasons
+        return reasons
 
     def accepts(self, variant: Variant[Any, Any]) -> bool:
         """Whether there is no reason against it."""

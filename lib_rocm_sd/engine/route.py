@@ -87,11 +87,11 @@ def _restored(inputs: Any) -> Iterator[None]:
     if not isinstance(out, torch.Tensor):
         yield
         return
-    kept = out.clone()
+    copy = out.clone()
     try:
         yield
     except Exception:
-        out.copy_(kept)
+        out.copy_(copy)
         raise
 
 
@@ -108,8 +108,8 @@ def traced(op: Op[Any, Any], inputs: Any) -> Any:
     """
     op.problem_of(inputs)
     door = doors.get(op.name)
-    made = None if door is None else door(inputs)
-    return by_torch(op, inputs) if made is None else made
+    result = None if door is None else door(inputs)
+    return by_torch(op, inputs) if result is None else result
 
 
 def by_torch(op: Op[Any, Any], inputs: Any) -> Any:
@@ -123,8 +123,8 @@ def by_formula(op: Op[Any, Any], inputs: Any) -> Any:
     """
     if not all(tensor.numel() for tensor in tensors_of(inputs)):
         return zeros(op)(Call(op.problem_of(inputs), inputs))
-    found = [variant for variant in op.variants if not variant.ours]
-    return _by_first(op, inputs, sorted(found, key=lambda variant: not variant.derives))
+    variants = [variant for variant in op.variants if not variant.ours]
+    return _by_first(op, inputs, sorted(variants, key=lambda variant: not variant.derives))
 
 
 def _by_first(op: Op[Any, Any], inputs: Any, variants: Sequence[Variant[Any, Any]]) -> Any:

@@ -109,8 +109,8 @@ def _compare(
     problem: Any,
 ) -> Check:
     if output.shape != reference.shape or output.dtype != dtype:
-        got, want = (f"{tuple(t.shape)}" for t in (output, reference))
-        reason = f"{problem}: output is {got} {output.dtype}, expected {want} {dtype}"
+        actual, expected = (f"{tuple(t.shape)}" for t in (output, reference))
+        reason = f"{problem}: output is {actual} {output.dtype}, expected {expected} {dtype}"
         return Check(math.inf, tolerance, reason)
     error = relative_error(output, reference)
     if error <= tolerance:

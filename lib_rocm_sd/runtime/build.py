@@ -53,9 +53,9 @@ def build(spec: KernelSpec, arch: Arch) -> CodeObject:
     """
     text = source.flatten(spec.source)
     key = _source_key(text, spec, arch)
-    found = _lookup(key)
-    if found is not None:
-        return found
+    cached = _lookup(key)
+    if cached is not None:
+        return cached
     if key in _failures:
         raise _failures[key]
     with cache.lock(key, limit_s=process.time_limit_s()):
@@ -72,11 +72,11 @@ def build_all(specs: Iterable[KernelSpec], arch: Arch) -> None:
         with suppress(CompileError):
             build(spec, arch)
 
-    wanted = list(dict.fromkeys(specs))
-    if not wanted:
+    unique = list(dict.fromkeys(specs))
+    if not unique:
         return
-    with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
-        list(pool.map(attempt, wanted))
+    with ThreadPoolExecutor(min(len(unique), os.cpu_count() or 1)) as pool:
+        list(pool.map(attempt, unique))
 
 
 def cached(spec: KernelSpec, arch: Arch) -> CodeObject | None:
@@ -144,9 +144,9 @@ def _compile(text: str, key: str, spec: KernelSpec, arch: Arch) -> CodeObject:
             logs.append(f"{compiler.name}:\n{error.log}")
             continue
         seconds, note = time.monotonic() - start, compilers.note(compiler, arch)
-        made = CodeObject(code, compiler.name, False, seconds, tuple(failures), note)
-        _store(key, compiler.identity(), made)
-        return made
+        code_object = CodeObject(code, compiler.name, False, seconds, tuple(failures), note)
+        _store(key, compiler.identity(), code_object)
+        return code_object
     title = f"no compiler made {spec.entry} of {spec.source} for {arch.gfx}"
     _failures[key] = CompileError(title, " | ".join([*failures, *refused]), "\n".join(logs), text)
     raise _failures[key]
@@ -156,8 +156,8 @@ def _checked(compiler: Compiler, text: str, spec: KernelSpec, arch: Arch) -> byt
     try:
         code = compiler.compile(text, spec.entry, arch, _defines(spec, arch), spec.source)
     except OSError as error:  # it left no output, or there is no room for its files
-        said = f"{spec.source} for {arch.gfx}: {error}"
-        raise CompileError(compiler.name, said, "", text) from error
+        message = f"{spec.source} for {arch.gfx}: {error}"
+        raise CompileError(compiler.name, message, "", text) from error
     try:
         code = codeobject.unbundled(code, arch.gfx)
         wrong = codeobject.refusals(code, spec.entry, arch)

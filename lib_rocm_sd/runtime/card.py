@@ -49,9 +49,9 @@ class BareCard(ABC):
     def read(self, address: int, size: int) -> bytes: ...
 
     def allocate(self, size: int) -> int:
-        made = c_void_p()
-        self._call(self._names.allocate, byref(made), size)
-        return made.value or 0
+        address = c_void_p()
+        self._call(self._names.allocate, byref(address), size)
+        return address.value or 0
 
     def free(self, address: int) -> None:
         self._call(self._names.free, address)
@@ -70,9 +70,9 @@ class BareCard(ABC):
 
     def new_stream(self) -> int:
         """One that does not wait for the default stream, as torch's are."""
-        made = c_void_p()
-        self._call(self._names.stream, byref(made), _NON_BLOCKING)
-        return made.value or 0
+        stream = c_void_p()
+        self._call(self._names.stream, byref(stream), _NON_BLOCKING)
+        return stream.value or 0
 
     def _call(self, name: str, *arguments: Any) -> None:
         self.driver.check(name, getattr(self._library, name)(*arguments))
@@ -117,9 +117,9 @@ class HipCard(BareCard):
         self._call("hipMemcpy", address, c_char_p(data), len(data), _TO_DEVICE)
 
     def read(self, address: int, size: int) -> bytes:
-        made = ctypes.create_string_buffer(size)
-        self._call("hipMemcpy", made, address, size, _TO_HOST)
-        return made.raw
+        contents = ctypes.create_string_buffer(size)
+        self._call("hipMemcpy", contents, address, size, _TO_HOST)
+        return contents.raw
 
 
 class _BareCuda(CudaDriver):
@@ -164,9 +164,9 @@ class CudaCard(BareCard):
         self._call("cuMemcpyHtoD_v2", address, c_char_p(data), len(data))
 
     def read(self, address: int, size: int) -> bytes:
-        made = ctypes.create_string_buffer(size)
-        self._call("cuMemcpyDtoH_v2", made, address, size)
-        return made.raw
+        contents = ctypes.create_string_buffer(size)
+        self._call("cuMemcpyDtoH_v2", contents, address, size)
+        return contents.raw
 
 
 class BareLauncher(Launcher):

@@ -69,12 +69,12 @@ class Clang(Compiler):
         facts = remembered(self.identity(), self._ask) or {"trouble": "does not run"}
         if facts["trouble"]:
             return [f"{self.path} {facts['trouble']}"]
-        shown = f"clang {facts['version']} ({self.path})"
+        title = f"clang {facts['version']} ({self.path})"
         if int(facts["version"].split(".")[0]) < OLDEST:
-            return [f"{shown} is older than {OLDEST}"]
+            return [f"{title} is older than {OLDEST}"]
         if arch.gfx not in facts["targets"]:
-            return [f"{shown} has no target {arch.gfx}: a newer LLVM is needed"]
-        return [] if self.linker else [f"{shown} has no ld.lld beside it or in PATH (package lld)"]
+            return [f"{title} has no target {arch.gfx}: a newer LLVM is needed"]
+        return [] if self.linker else [f"{title} has no ld.lld beside it or in PATH (package lld)"]
 
     def llvm_version(self) -> str:
         facts = remembered(self.identity(), self._ask) or {"trouble": "does not run"}
@@ -103,12 +103,12 @@ class Clang(Compiler):
         limit_s = process.time_limit_s()
         deadline = time.monotonic() + limit_s
         for step in steps:
-            done = process.run(step, max(deadline - time.monotonic(), 0.001), cwd=work)
-            if done.hung:
+            result = process.run(step, max(deadline - time.monotonic(), 0.001), cwd=work)
+            if result.hung:
                 hangs.note(self.identity(), limit_s)
-            if done.trouble:
-                said = f"{file_name} for {arch.gfx}: {done.trouble}"
-                raise CompileError(self.name, said, done.output, source)
+            if result.trouble:
+                message = f"{file_name} for {arch.gfx}: {result.trouble}"
+                raise CompileError(self.name, message, result.output, source)
 
     def _steps(self, arch: Arch, defines: Mapping[str, int]) -> list[list[str]]:
         """To assembly, to an object, linked: the same three steps whether or not the driver can
@@ -129,19 +129,19 @@ class Clang(Compiler):
         hung = hangs.refusal(self._question(), _QUESTION_LIMIT_S)
         if hung:
             return {"trouble": hung, "version": "", "targets": []}
-        done = process.run(
+        result = process.run(
             [*self.program, _TARGET, "-nogpulib", "--print-supported-cpus"], _QUESTION_LIMIT_S
         )
-        if done.hung:
+        if result.hung:
             hangs.note(self._question(), _QUESTION_LIMIT_S)
-        version = _VERSION.search(done.output)
-        if done.trouble or version is None:
-            return {"trouble": done.trouble or "is not a clang", "version": "", "targets": []}
-        targets = re.findall(r"^\s+(gfx\w+)\s*$", done.output, re.MULTILINE)
+        version = _VERSION.search(result.output)
+        if result.trouble or version is None:
+            return {"trouble": result.trouble or "is not a clang", "version": "", "targets": []}
+        targets = re.findall(r"^\s+(gfx\w+)\s*$", result.output, re.MULTILINE)
         return {
             "trouble": "" if targets else "was built without the AMDGPU target",
             "version": ".".join(version.groups()),
-            "amd": "AMD clang" in done.output,
+            "amd": "AMD clang" in result.output,
             "targets": targets,
         }
 
@@ -160,31 +160,31 @@ def sdk_clangs() -> list[Compiler]:
             ]
     for root in libraries.rocm_roots():
         folders += [root / "llvm" / "bin", root / "lib" / "llvm" / "bin", root / "bin"]
-    found: dict[Path, Compiler] = {}
+    clangs: dict[Path, Compiler] = {}
     for folder in folders:
         path = _first_file(folder / f"{name}{_EXE}" for name in ("amdclang++", "clang++"))
         # Beside a distribution's hipcc, in /usr/bin, is its own clang: see path_clangs.
         if path is not None and (
             path.name.startswith("amdclang") or path.parent in _linker_folders(path)
         ):
-            found.setdefault(
+            clangs.setdefault(
                 path.resolve(), Clang("amdclang++", (str(path),), _linker_beside(path), path)
             )
-    return list(found.values()) or [Absent("amdclang++", ["no ROCm SDK with a clang was found"])]
+    return list(clangs.values()) or [Absent("amdclang++", ["no ROCm SDK with a clang was found"])]
 
 
 def path_clangs() -> list[Compiler]:
     """The clangs in PATH, the unversioned one first, then the newest."""
     names = ["clang", *(f"clang-{version}" for version in range(_NEWEST, OLDEST - 1, -1))]
-    found: dict[Path, Compiler] = {}
+    clangs: dict[Path, Compiler] = {}
     for name in names:
         where = shutil.which(name)
         if where:
             path = Path(where)
-            found.setdefault(
+            clangs.setdefault(
                 path.resolve(), Clang("clang", (where,), _linker_for(path, name), path)
             )
-    return list(found.values()) or [Absent("clang", [f"no clang {OLDEST} or newer in PATH"])]
+    return list(clangs.values()) or [Absent("clang", [f"no clang {OLDEST} or newer in PATH"])]
 
 
 def zig_clangs() -> list[Compiler]:
@@ -225,5 +225,5 @@ def _linker_for(clang: Path, name: str) -> tuple[str, ...]:
     version = re.search(r"-(\d+)$", name) or re.search(r"llvm-(\d+)", str(clang.resolve()))
     own = [f"ld.lld-{version.group(1)}"] if version else []
     others = [f"ld.lld-{number}" for number in range(_NEWEST, OLDEST - 1, -1)]
-    where = next((found for found in map(shutil.which, [*own, "ld.lld", *others]) if found), None)
+    where = next((path for path in map(shutil.which, [*own, "ld.lld", *others]) if path), None)
     return (where,) if where else ()

@@ -81,8 +81,8 @@ def target(code: bytes) -> str:
 
     Raises ValueError.
     """
-    found = re.search(r"-(gfx[^:]+)", str(_metadata(code).get("amdhsa.target", "")))
-    return found[1] if found else ""
+    match = re.search(r"-(gfx[^:]+)", str(_metadata(code).get("amdhsa.target", "")))
+    return match[1] if match else ""
 
 
 def resources(code: bytes) -> list[KernelResources]:

@@ -66,8 +66,8 @@ def note(compiler: Compiler, arch: Arch) -> str:
 def _is_verified(compiler: Compiler, arch: Arch) -> bool:
     if not arch.is_amd:
         return True  # the development row, whose kernels run on the card itself
-    known = _verified().get(arch.gfx, ())
-    return bool(known) and compiler.llvm_version().split(".")[0] in known
+    verified = _verified().get(arch.gfx, ())
+    return bool(verified) and compiler.llvm_version().split(".")[0] in verified
 
 
 @lru_cache(maxsize=1)
@@ -84,8 +84,8 @@ def survey(arch: Arch) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for compiler in all_compilers():
         refusals = compiler.refusals(arch)
-        known = reasons.get(compiler.name)
+        earlier = reasons.get(compiler.name)
         reasons[compiler.name] = (
-            refusals if known is None else known and refusals and known + refusals
+            refusals if earlier is None else earlier and refusals and earlier + refusals
         )
     return reasons

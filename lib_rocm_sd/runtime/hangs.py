@@ -33,12 +33,12 @@ def refusal(identity: str, limit_s: float) -> str:
     """
     if not identity:
         return ""
-    known = _limits.get(identity)
-    if known is None:
-        known = _limits[identity] = _stored(identity)
-    if known < limit_s:
+    hung_s = _limits.get(identity)
+    if hung_s is None:
+        hung_s = _limits[identity] = _stored(identity)
+    if hung_s < limit_s:
         return ""
-    return f"did not end within {known:g} s before, and is left alone for a day"
+    return f"did not end within {hung_s:g} s before, and is left alone for a day"
 
 
 def forget() -> None:

@@ -67,8 +67,8 @@ def loaded_runtime() -> Path | None:
     for path in everything:
         if path.stem.lower() in _CALLERS:
             with suppress(LaunchError, OSError):  # a file that was replaced: by its place, then
-                if (called := called_by(path)) in loaded:
-                    return called
+                if (runtime := called_by(path)) in loaded:
+                    return runtime
     order = libraries.rocm_library_folders()
     places = {real_path(folder): number for number, folder in reversed([*enumerate(order)])}
     return min(loaded, key=lambda path: places.get(real_path(path).parent, len(order)))

@@ -131,12 +131,12 @@ class Launcher:
         self._driver.launch(kernel.function, grid, block, kernel.lds_bytes, stream, params)
 
     def _kernel(self, spec: KernelSpec, params: ctypes.Structure) -> _Kernel:
-        known = self._latest.get(id(spec))
-        if known is None or known[0] is not spec:
-            known = (spec, self._kernels.get(spec) or self._load(spec, params))
+        latest = self._latest.get(id(spec))
+        if latest is None or latest[0] is not spec:
+            latest = (spec, self._kernels.get(spec) or self._load(spec, params))
             if len(self._latest) < MOST_IDENTITIES:
-                self._latest[id(spec)] = known
-        return known[1]
+                self._latest[id(spec)] = latest
+        return latest[1]
 
     def _load(self, spec: KernelSpec, params: ctypes.Structure) -> _Kernel:
         if self._capturing():

@@ -59,14 +59,14 @@ def files(folders: Iterable[Path], library: Library) -> Iterator[Path]:
 
 def find(folders: Iterable[Path], library: Library) -> tuple[list[Path], list[str]]:
     """Those of `files` that export what `library` does, and why others were passed over."""
-    found: list[Path] = []
+    paths: list[Path] = []
     reasons: list[str] = []
     for path in files(folders, library):
         if exports(path, library.symbol):
-            found.append(path)
+            paths.append(path)
         else:
             reasons.append(f"{path} does not export {library.symbol}")
-    return found, reasons
+    return paths, reasons
 
 
 def exports(path: Path, symbol: str) -> bool:
@@ -119,7 +119,7 @@ def _imports(data: mmap.mmap) -> dict[str, int]:
                 return int(place + address - start)
         raise ValueError
 
-    found: dict[str, int] = {}
+    entries: dict[str, int] = {}
     for number, size, name_at, table_at in ((1, 20, 12, 16), (13, 32, 4, 12)):
         start = struct.unpack_from("<I", data, directories + 8 * number)[0]
         row = offset(start) if start else 0
@@ -128,9 +128,9 @@ def _imports(data: mmap.mmap) -> dict[str, int]:
             if (end := data.find(b"\0", place)) < 0:
                 raise ValueError
             text = data[place:end].decode("ascii", "replace").lower()
-            found.setdefault(text, struct.unpack_from("<I", data, row + table_at)[0])
+            entries.setdefault(text, struct.unpack_from("<I", data, row + table_at)[0])
             row += size
-    return found
+    return entries
 
 
 def _unique(paths: Iterable[Path]) -> list[Path]:

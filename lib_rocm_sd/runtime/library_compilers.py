@@ -123,10 +123,10 @@ class LibraryCompiler(Compiler):
         """
         job.save(folder / "job.json")
         root = str(arches.PACKAGE.parent)
-        done = process.run(
+        result = process.run(
             [sys.executable, "-I", "-S", "-c", _START, root, folder], limit_s, cwd=folder
         )
-        if done.hung:
+        if result.hung:
             hangs.note(what, limit_s)
         try:
             answer: dict[str, Any] = json.loads(
@@ -134,11 +134,11 @@ class LibraryCompiler(Compiler):
             )
         except (OSError, ValueError):
             return {
-                "trouble": f"{job.library}: {done.trouble or 'gave no answer'}",
-                "log": done.output,
+                "trouble": f"{job.library}: {result.trouble or 'gave no answer'}",
+                "log": result.output,
             }
-        if done.output.strip():
-            answer["log"] = f"{answer.get('log', '')}\n{done.output}".strip()
+        if result.output.strip():
+            answer["log"] = f"{answer.get('log', '')}\n{result.output}".strip()
         return answer
 
 

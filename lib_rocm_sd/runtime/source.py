@@ -45,11 +45,11 @@ def digest() -> str:
 
 @lru_cache(maxsize=4)
 def _digest(kernels: Path, stamp: tuple[object, ...]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in _files(kernels):
         text = bare(file.read_text(encoding="utf-8"))
-        found.update(file.name.encode() + hashlib.sha256(text.encode()).digest())
-    return found.hexdigest()
+        digest.update(file.name.encode() + hashlib.sha256(text.encode()).digest())
+    return digest.hexdigest()
 
 
 def _headers(kernels: Path) -> list[Path]:
@@ -63,8 +63,8 @@ def _files(kernels: Path) -> list[Path]:
 
 def _stamp(*files: Path) -> tuple[object, ...]:
     """Changes when one of these files was written, or others are given."""
-    found = ((file, file.stat()) for file in files)
-    return tuple((file, status.st_mtime_ns, status.st_size) for file, status in found)
+    stats = ((file, file.stat()) for file in files)
+    return tuple((file, status.st_mtime_ns, status.st_size) for file, status in stats)
 
 
 @lru_cache(maxsize=64)

@@ -48,21 +48,23 @@ def installed() -> TorchBuild | None:
 
 def _constants(tree: ast.Module) -> dict[str, str | None]:
     """Names that are assigned a text or None."""
-    found: dict[str, str | None] = {}
+    constants: dict[str, str | None] = {}
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value = getattr(node, "value", None)
         if isinstance(value, ast.Constant) and isinstance(value.value, str | None):
-            found.update({each.id: value.value for each in targets if isinstance(each, ast.Name)})
-    return found
+            constants.update(
+                {each.id: value.value for each in targets if isinstance(each, ast.Name)}
+            )
+    return constants
 
 
 def too_old(version: str) -> str:
     """Why nothing of ours runs with a torch of this version; empty where it is new enough, or is no
     number.
     """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) >= OLDEST:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) >= OLDEST:
         return ""
     return f"torch {version} is too old, {'.'.join(map(str, OLDEST))} or newer is needed"
 

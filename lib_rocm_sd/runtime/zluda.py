@@ -56,8 +56,8 @@ class Zluda:
         everything = list(hip.loaded_libraries())
         folders = {path.parent for path in everything if _SDKS.match(path.name)}
         folders |= {self.nvcuda.parent, self.hip.parent}
-        named = (p for p in everything if p.parent in folders and _COMPANION.match(p.name))
-        return list(dict.fromkeys((self.hip, self.nvcuda, *named)))
+        files = (p for p in everything if p.parent in folders and _COMPANION.match(p.name))
+        return list(dict.fromkeys((self.hip, self.nvcuda, *files)))
 
 
 def loaded() -> Zluda:
@@ -69,12 +69,12 @@ def loaded() -> Zluda:
     if len(nvcudas) != 1:
         raise LaunchError(f"ZLUDA's nvcuda is loaded {len(nvcudas)} times: {_names(nvcudas)}")
     here = [path for path in files if AMDHIP64.matches(path.name)]
-    called = hip.called_by(nvcudas[0])
-    if called not in here:
-        called = _delayed(nvcudas[0], here)
-    if called is None:
+    runtime = hip.called_by(nvcudas[0])
+    if runtime not in here:
+        runtime = _delayed(nvcudas[0], here)
+    if runtime is None:
         raise LaunchError(f"nothing says which HIP library ZLUDA calls; loaded are {_names(here)}")
-    return Zluda(nvcudas[0], called)
+    return Zluda(nvcudas[0], runtime)
 
 
 def _delayed(nvcuda: Path, here: Sequence[Path]) -> Path | None:
@@ -82,10 +82,10 @@ def _delayed(nvcuda: Path, here: Sequence[Path]) -> Path | None:
     yet, and nothing but the name is known: version 7, and where that is not loaded, 6.
     """
     try:
-        wanted = [name for name in libraries.imports(nvcuda) if AMDHIP64.matches(name)]
+        names = [name for name in libraries.imports(nvcuda) if AMDHIP64.matches(name)]
     except OSError as error:
         raise LaunchError(f"ZLUDA's nvcuda cannot be read: {error}") from error
-    for name in [*wanted, *(["amdhip64_6.dll"] if "amdhip64_7.dll" in wanted else [])]:
+    for name in [*names, *(["amdhip64_6.dll"] if "amdhip64_7.dll" in names else [])]:
         same = [path for path in here if path.name.lower() == name]
         if same:
             return same[0] if len(same) == 1 else None
@@ -133,10 +133,10 @@ class Nvcuda:
         version = self.version()
         if self.has_objects or version in PLAIN:
             return ""
-        known = ", ".join(f"{name} ({cuda})" for cuda, name in PLAIN.items())
+        supported = ", ".join(f"{name} ({cuda})" for cuda, name in PLAIN.items())
         return (
             f"an unknown ZLUDA, which reports CUDA {version} and exports no zluda_get_hip_object; "
-            f"known are 3 and {known}"
+            f"known are 3 and {supported}"
         )
 
     def range_of(self, address: int) -> tuple[int, int]:

@@ -78,9 +78,9 @@ def replay(recording: Recording, memory: Memory, launch: Launch, index: int) -> 
     """Run it once. Raises LaunchError and DeviceOutOfMemoryError."""
     if recording.unmade:
         return Outcome(skipped=f"{recording.name}: {recording.unmade}")
-    wanted = recording.size_bytes
-    if recording.far and memory.free_bytes() < 2 * wanted:
-        return Outcome(skipped=f"{recording.name}: less than {2 * wanted >> 20} MiB is free")
+    size_bytes = recording.size_bytes
+    if recording.far and memory.free_bytes() < 2 * size_bytes:
+        return Outcome(skipped=f"{recording.name}: less than {2 * size_bytes >> 20} MiB is free")
     with _allocated(recording, memory) as places:
         memory.synchronise()
         begin = time.perf_counter()
@@ -115,11 +115,11 @@ def _wrong(error: float, tolerance: float) -> str:
 @contextmanager
 def _allocated(recording: Recording, memory: Memory) -> Iterator[list[int]]:
     """The buffers' addresses."""
-    taken: list[int] = []
+    allocations: list[int] = []
     try:
         for buffer in recording.buffers:
             whole = memory.allocate(buffer.size + 2 * GUARD_BYTES)
-            taken.append(whole)
+            allocations.append(whole)
             memory.fill(whole, GUARD, GUARD_BYTES)
             memory.fill(whole + GUARD_BYTES + buffer.size, GUARD, GUARD_BYTES)
             full = len(buffer.pieces) == 1 and len(buffer.pieces[0][1]) == buffer.size
@@ -127,9 +127,9 @@ def _allocated(recording: Recording, memory: Memory) -> Iterator[list[int]]:
                 memory.fill(whole + GUARD_BYTES, POISON, buffer.size)
             for offset, data in buffer.pieces:
                 memory.write(whole + GUARD_BYTES + offset, data)
-        yield [whole + GUARD_BYTES for whole in taken]
+        yield [whole + GUARD_BYTES for whole in allocations]
     finally:
-        for whole in taken:
+        for whole in allocations:
             with suppress(LaunchError):  # after a fault nothing can be freed, nor need be
                 memory.free(whole)
 
@@ -168,20 +168,20 @@ class Tester:
         """The verdict of one class. After a fault the card cannot be used any more."""
         for spec, place in head["codes"]:
             self._codes[recording.spec_of(spec)] = blobs[place]
-        found: dict[str, Any] = {"outcome": PASSED, "error": 0.0, "notes": []}
+        answer: dict[str, Any] = {"outcome": PASSED, "error": 0.0, "notes": []}
         try:
             for each, stream in self._runs(list(recording.unpacked(head["rows"], blobs))):
                 self._say({"kind": "trying", "problem": each.name})
                 came = self._one(each, stream)
-                _add(found, each, came)
+                _add(answer, each, came)
                 if came.reason:
-                    return found | {"outcome": WRONG, "reason": came.reason}
+                    return answer | {"outcome": WRONG, "reason": came.reason}
         except DeviceOutOfMemoryError as error:
-            return found | {"outcome": REFUSED, "reason": str(error), "lasting": False}
+            return answer | {"outcome": REFUSED, "reason": str(error), "lasting": False}
         except LaunchError as error:
             outcome = FAULTED if error.status in FAULTS else REFUSED
-            return found | {"outcome": outcome, "reason": str(error), "error": None}
-        return found
+            return answer | {"outcome": outcome, "reason": str(error), "error": None}
+        return answer
 
     def _runs(self, found: list[Recording]) -> list[tuple[Recording, int]]:
         """All on the default stream, which the WebUI uses; the first also on another."""
@@ -199,16 +199,16 @@ class Tester:
             raise
 
 
-def _add(found: dict[str, Any], each: Recording, outcome: Outcome) -> None:
+def _add(answer: dict[str, Any], each: Recording, outcome: Outcome) -> None:
     """Keep the one that came nearest to its tolerance; JSON has no infinity."""
     if outcome.skipped:
-        found["notes"].append(outcome.skipped)
+        answer["notes"].append(outcome.skipped)
         return
     share = outcome.error / each.tolerance if each.tolerance else outcome.error
-    if outcome.reason or share >= found.get("share", 0.0):
+    if outcome.reason or share >= answer.get("share", 0.0):
         error = outcome.error if outcome.error < float("inf") else None
-        found |= {"share": min(share, 1e300), "error": error, "tolerance": each.tolerance}
-    found["time_ms"] = outcome.time_ms
+        answer |= {"share": min(share, 1e300), "error": error, "tolerance": each.tolerance}
+    answer["time_ms"] = outcome.time_ms
 
 
 def opened(head: dict[str, Any], say: Say) -> Any:
@@ -256,16 +256,16 @@ def answers() -> Say:
 
 def _inbox(stream: BinaryIO) -> queue.SimpleQueue[Message]:
     """Messages as they come; the process ends where they end."""
-    found: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def read() -> None:
         with suppress(ValueError, OSError):
             while (message := recording.received(stream)) is not None:
-                found.put(message)
+                messages.put(message)
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
-    return found
+    return messages
 
 
 def main() -> int:

@@ -162,14 +162,14 @@ class _Ahead:
         """What was noted of the next class; None where it is given up. `late` is called where
         nothing is noted yet.
         """
-        noted = self._noted.popleft()
-        if not noted.done():
+        future = self._noted.popleft()
+        if not future.done():
             late()
-        while not (noted.done() or given_up()):
-            wait((noted,), BUSY_POLL_S)
-        if not noted.done():
+        while not (future.done() or given_up()):
+            wait((future,), BUSY_POLL_S)
+        if not future.done():
             return None
-        result = noted.result()
+        result = future.result()
         with self._changed:
             self._waiting_bytes -= _size(result)
             self._changed.notify_all()
@@ -191,21 +191,21 @@ class _Ahead:
                 self._changed.wait_for(lambda: not self._todo or self._waiting_bytes < AHEAD_BYTES)
                 if not self._todo:
                     return
-                subject, noted = self._todo.popleft()
+                subject, future = self._todo.popleft()
             try:
                 result = self._note(subject)
             except BaseException as error:
-                noted.set_exception(error)
+                future.set_exception(error)
                 continue
             with self._changed:
                 self._waiting_bytes += _size(result)
-            noted.set_result(result)
+            future.set_result(result)
 
 
 def halt(place: Place) -> str:
     """Why nothing more is tried on this card by itself; empty where it is."""
-    found = verdicts.read(place.halt_key)
-    return "" if found is None else found.reason
+    verdict = verdicts.read(place.halt_key)
+    return "" if verdict is None else verdict.reason
 
 
 def resume(place: Place) -> None:
@@ -269,24 +269,24 @@ class Conductor:
         not be tried for a reason that passes (no memory, no child) has the verdict "refused", which
         is not kept.
         """
-        found: list[tuple[Subject, Verdict]] = []
-        wanted, given_up = list(subjects), partial(self._given_up, time.monotonic() + limit_s)
-        ahead = _Ahead(wanted, partial(self._noted, force))
+        results: list[tuple[Subject, Verdict]] = []
+        pending, given_up = list(subjects), partial(self._given_up, time.monotonic() + limit_s)
+        ahead = _Ahead(pending, partial(self._noted, force))
         try:
-            for subject in wanted:
-                noted = ahead.next(given_up, self._turns.leave)
-                if isinstance(noted, _Letter):
-                    noted = self._verdict(subject, noted, force, given_up)
-                if noted is None:
+            for subject in pending:
+                outcome = ahead.next(given_up, self._turns.leave)
+                if isinstance(outcome, _Letter):
+                    outcome = self._verdict(subject, outcome, force, given_up)
+                if outcome is None:
                     break
-                found.append((subject, noted))
-                told(subject, noted)
+                results.append((subject, outcome))
+                told(subject, outcome)
         finally:
             if not keep() or self._cancelled:
                 self.rest()
             self._turns.leave()
             ahead.close()
-        return found
+        return results
 
     @property
     def has_children(self) -> bool:
@@ -317,14 +317,14 @@ class Conductor:
         except CompileError as error:
             return self._made(subject, REFUSED, f"does not compile: {error.reason}")
         key = subject.key(self.place, {spec: digest(code) for spec, code in codes.items()})
-        known = verdicts.read(key)
-        if known is not None and not known.asks_again and not force:
-            return known
+        verdict = verdicts.read(key)
+        if verdict is not None and not verdict.asks_again and not force:
+            return verdict
         why = self._against(force)
         if why:
             return self._made(subject, REFUSED, why)
         try:
-            return self._letter(subject, key, codes, known.deaths if known else 0)
+            return self._letter(subject, key, codes, verdict.deaths if verdict else 0)
         except (*FAILURES, MemoryError) as error:
             return self._made(subject, REFUSED, f"its launches cannot be noted: {describe(error)}")
 
@@ -352,9 +352,9 @@ class Conductor:
         blobs: list[bytes] = []
         is_far = False
         try:
-            found = recorder.recordings(s.op, s.variant, s.config, s.problem)
-            rows, blobs = recording.packed(found)
-            with_torch, is_far = False, any(each.far for each in found)
+            recordings = recorder.recordings(s.op, s.variant, s.config, s.problem)
+            rows, blobs = recording.packed(recordings)
+            with_torch, is_far = False, any(each.far for each in recordings)
         except recorder.NeedsTorchError:
             problems = dict.fromkeys((*s.op.test_problems(s.problem), *_longer(s)))
             head["torch"] = torch_child.description(s.op, s.variant, s.config, list(problems))
@@ -375,8 +375,8 @@ class Conductor:
         try:
             child = self._opened(letter.torch)
         except TimeoutError:
-            made = self._made(subject, HUNG, "the driver did not answer in a process of its own")
-            return self._kept(letter.key, made)
+            verdict = self._made(subject, HUNG, "the driver did not answer in a process of its own")
+            return self._kept(letter.key, verdict)
         except (OSError, RuntimeError) as error:
             return self._made(subject, REFUSED, f"no process for the trial: {describe(error)}")
         child.send(letter.head, letter.blobs)
@@ -403,7 +403,7 @@ class Conductor:
         if answer["outcome"] == FAULTED:  # the child can do nothing more on the card
             reason = f"{problem}: {reason}"
             self.rest()
-        made = replace(
+        verdict = replace(
             self._made(subject, answer["outcome"], reason),
             error=answer.get("error"),
             tolerance=float(answer.get("tolerance", 0.0)),
@@ -411,7 +411,7 @@ class Conductor:
             notes=tuple(str(note) for note in answer.get("notes", ())),
             deaths=letter.deaths,
         )
-        return self._kept(letter.key, made) if answer.get("lasting", True) else made
+        return self._kept(letter.key, verdict) if answer.get("lasting", True) else verdict
 
     def _hung(self, subject: Subject, problem: str) -> Verdict:
         reason = f"{problem}: no answer within {self._class_limit_s:g} s"
@@ -436,19 +436,19 @@ class Conductor:
         reason = f"{problem}: {reason}" if problem else reason
         if outcome == KILLED:
             return verdicts.interrupted(key, str(subject), str(self.place), reason, KILLED)
-        made = self._made(subject, outcome, reason)
-        return made if outcome == REFUSED else self._kept(key, made)
+        verdict = self._made(subject, outcome, reason)
+        return verdict if outcome == REFUSED else self._kept(key, verdict)
 
-    def _kept(self, key: str, made: Verdict) -> Verdict:
-        made = verdicts.write(key, made)
-        if made.outcome in DANGEROUS:
+    def _kept(self, key: str, verdict: Verdict) -> Verdict:
+        verdict = verdicts.write(key, verdict)
+        if verdict.outcome in DANGEROUS:
             why = (
-                f"a test {made.outcome} ({made.subject}), so we stopped testing kernels on this "
-                'card. Press "Check this card" to continue'
+                f"a test {verdict.outcome} ({verdict.subject}), so we stopped testing kernels on "
+                'this card. Press "Check this card" to continue'
             )
             stopped = Verdict("halt", REFUSED, why, device=str(self.place))
             verdicts.write(self.place.halt_key, stopped)
-        return made
+        return verdict
 
     def _made(self, subject: Subject, outcome: str, reason: str) -> Verdict:
         return Verdict(str(subject), outcome, verdicts.clean(reason), device=str(self.place))
@@ -474,9 +474,9 @@ class Conductor:
             _, why = self._ended()
             if answer is None and spare is not None:  # it may have died before
                 return self._opened(with_torch)
-            said = str(answer["reason"]) if answer else f"it {why}"
-            self._without_torch = said if answer and with_torch else ""
-            raise RuntimeError(said)
+            reason = str(answer["reason"]) if answer else f"it {why}"
+            self._without_torch = reason if answer and with_torch else ""
+            raise RuntimeError(reason)
         return child
 
     def _spawned(self, with_torch: bool) -> Link:
@@ -491,11 +491,11 @@ class Conductor:
         card in a state that another would be blamed for.
         """
         child = self._children.pop(self._in_work)
-        found = ended(child.status(), child.words())
+        ending = ended(child.status(), child.words())
         child.end()
-        if found[0] in DANGEROUS:
+        if ending[0] in DANGEROUS:
             self.rest()
-        return found
+        return ending
 
 
 def _longer(subject: Subject) -> Sequence[Any]:
@@ -511,17 +511,17 @@ def _longer(subject: Subject) -> Sequence[Any]:
 def ended(status: int | None, words: str) -> tuple[str, str]:
     """Outcome and reason, by how a child ended and what it wrote to standard error."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    said = next((line for line in lines if _LAST_WORDS.search(line)), "")
+    last_words = next((line for line in lines if _LAST_WORDS.search(line)), "")
     if status is None:
         return HUNG, "its process does not end"
     if status < 0:
         name = str(-status)
         with suppress(ValueError):
             name = signal.Signals(-status).name
-        if name == "SIGKILL" and not said:
+        if name == "SIGKILL" and not last_words:
             return KILLED, _OUT_OF_MEMORY_KILLER
-        last = f": {lines[-1]}" if lines and not said else ""
-        return FAULTED, f"{said or 'its process crashed'} ({name}){last}"
+        last = f": {lines[-1]}" if lines and not last_words else ""
+        return FAULTED, f"{last_words or 'its process crashed'} ({name}){last}"
     if status & 0xFFFFFFFF >= _WINDOWS_EXCEPTION:
-        return FAULTED, f"{said or 'its process crashed'} (0x{status & 0xFFFFFFFF:08X})"
+        return FAULTED, f"{last_words or 'its process crashed'} (0x{status & 0xFFFFFFFF:08X})"
     return REFUSED, f"ended with status {status}: {lines[-1] if lines else 'no word'}"

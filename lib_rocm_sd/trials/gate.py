@@ -146,10 +146,10 @@ class Gate:
     def start(self) -> list[Verdict]:
         """Read what processes that died have left in the journal; what that bars, once."""
         atexit.register(self.stop)
-        found = [verdicts.of_line(line) for line in self._journal.open_lines()]
-        for verdict in found:
+        interruptions = [verdicts.of_line(line) for line in self._journal.open_lines()]
+        for verdict in interruptions:
             self._tell(f"{verdict.subject}: {verdict.reason}")
-        return found
+        return interruptions
 
     def stop(self) -> None:
         """Begin nothing more, end the child and wait for the thread, which must not be within torch
@@ -257,8 +257,8 @@ class Gate:
         """After a fault the class has its verdict; what else fails is the process's own affair."""
         known = self._verdict_of(asked) if verdicts.names_fault(reason) else None
         if known is not None and known.refusal is None:
-            said = f"in the program itself, though not in its trial: {reason}"
-            made = Verdict(str(known.subject), FAULTED, said, device=str(known.place))
+            message = f"in the program itself, though not in its trial: {reason}"
+            made = Verdict(str(known.subject), FAULTED, message, device=str(known.place))
             verdict = verdicts.write(known.key, made)
             with self._lock:
                 self._note(replace(known, refusal=Refusal(verdict.refusal)))
@@ -276,10 +276,10 @@ class Gate:
 
     def _place(self, device: torch.device, launch: Launch | None) -> Place | None:
         if device not in self._places:
-            found = self._place_of(device, launch)
-            if found is None and launch is None:  # nothing may be launched there yet
+            place = self._place_of(device, launch)
+            if place is None and launch is None:  # nothing may be launched there yet
                 return None
-            self._places[device] = found
+            self._places[device] = place
         return self._places[device]
 
     def _answer(self, place: Place, subject: Subject) -> Known:
@@ -374,8 +374,8 @@ class Gate:
 
     def _linger(self) -> None:
         """Where children are kept, wait a while for more, unless somebody needs the card."""
-        kept = any(each.has_children for each in self._conductors.values())
-        end_s = time.monotonic() + KEPT_S * kept
+        has_children = any(each.has_children for each in self._conductors.values())
+        end_s = time.monotonic() + KEPT_S * has_children
 
         def more() -> bool:
             return bool(self._queue) or self._group.ended
@@ -389,12 +389,12 @@ class Gate:
     def _run(self, batch: list[Wanted]) -> None:
         (place, _, force), *_ = batch
         subjects = [subject for _, subject, _ in batch]
-        done: set[Identity] = set()
+        finished: set[Identity] = set()
 
         def told(subject: Subject, verdict: Verdict) -> None:
-            done.add(subject.identity)
+            finished.add(subject.identity)
             with self._lock:
-                self._batch = [each for each in self._batch if each[1].identity not in done]
+                self._batch = [each for each in self._batch if each[1].identity not in finished]
             self._done(place, subject, verdict)
 
         def stop() -> bool:
@@ -422,11 +422,11 @@ class Gate:
         except Exception as error:  # of the host too, which is asked there
             self._tell(f"the trials ended: {describe(error)}")
         with self._lock:
-            left, self._batch = self._batch, []
+            rest, self._batch = self._batch, []
             if self._recalled:
-                self._queue, left = left + self._queue, []
+                self._queue, rest = rest + self._queue, []
                 self._recalled = False
-        for _, subject, _ in left:
+        for _, subject, _ in rest:
             self._done(place, subject, None)
 
     def _next(self) -> list[Wanted]:
@@ -441,8 +441,8 @@ class Gate:
                 self._show(subject=str(first))
                 return batch
             if not self._group.ended:
-                said = f"all new kernels are tried, {len(self._state.refused)} are not used"
-                self._tell(self._state.halted or said)
+                message = f"all new kernels are tried, {len(self._state.refused)} are not used"
+                self._tell(self._state.halted or message)
             self._rests()
             return []
 
@@ -467,9 +467,9 @@ class Gate:
             if reason not in ("", halted):
                 self._tell(f"{subject}: {reason}")
             self._note(Known(subject, place, key, refusal))
-            done = self._state.done + 1
-            left_s = console.left_s(self._begun_s, done, self._state.total)
-            self._show(done=done, halted=halted, left_s=left_s)
+            count = self._state.done + 1
+            left_s = console.left_s(self._begun_s, count, self._state.total)
+            self._show(done=count, halted=halted, left_s=left_s)
         try:
             self._renew()
         except Exception as error:  # of the host

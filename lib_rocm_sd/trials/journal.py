@@ -71,12 +71,12 @@ class Journal:
     def open_lines(self) -> list[OpenLine]:
         """What processes that are gone have left, each once: the files are removed."""
         folder = self._place()
-        found: list[OpenLine] = []
+        lines: list[OpenLine] = []
         if folder is not None:
             with suppress(OSError):
                 for path in sorted(folder.glob(f"*{_SUFFIX}")):
-                    found += _taken(path)
-        return found
+                    lines += _taken(path)
+        return lines
 
     def _place(self) -> Path | None:
         if self._folder is not None:

@@ -100,7 +100,7 @@ def here(info: DeviceInfo, index: int, arch: Arch) -> Place:
 
 def _versions(backend: str, path: Path | None) -> str:
     """What the driver's library says of itself."""
-    found = []
+    versions = []
     with suppress(RuntimeError, OSError, AttributeError):
         library = (
             cuda.library() if backend == "cuda" else hip.opened(path) if path else hip.library()
@@ -110,8 +110,8 @@ def _versions(backend: str, path: Path | None) -> str:
             function: Any = getattr(library, name)
             function.restype, function.argtypes = c_int, [ctypes.POINTER(c_int)]
             function(byref(number))
-            found.append(str(number.value))
-    return " ".join(found)
+            versions.append(str(number.value))
+    return " ".join(versions)
 
 
 @lru_cache(maxsize=16)

@@ -68,17 +68,17 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = list(_tensors((args, kwargs)))
+        tensors = list(_tensors((args, kwargs)))
         allocates = "empty" in func._schema.name
         views = _is_view(func)
         if self.starts and not allocates and not views:
-            self._refuse(func, given)
+            self._refuse(func, tensors)
         result = func(*args, **kwargs)
-        for tensor in given:
+        for tensor in tensors:
             self._known(tensor, written=True)
         for tensor in _tensors(result):
-            known = self._known(tensor, written=not allocates)
-            known.written |= not (allocates or views)
+            buffer = self._known(tensor, written=not allocates)
+            buffer.written |= not (allocates or views)
         return result
 
     def _refuse(self, func: Any, given: Sequence[torch.Tensor]) -> None:
@@ -164,19 +164,19 @@ def recordings(
     Raises NeedsTorchError; what the variant raises; ValueError where what it gives is no output.
     """
     tests = dict.fromkeys(op.test_problems(problem))
-    made: list[tuple[str, Callable[[], Any]]] = [
+    makers: list[tuple[str, Callable[[], Any]]] = [
         (str(test), partial(op.make_inputs, test, CPU, SEED)) for test in tests
     ]
-    known: list[tuple[Any, Any]] = []
-    found = [record(op, variant, config, make, name, known) for name, make in made]
+    references: list[tuple[Any, Any]] = []
+    records = [record(op, variant, config, make, name, references) for name, make in makers]
     for name, make in op.trial_inputs(problem):
         try:
-            found.append(record(op, variant, config, make, name, known))
+            records.append(record(op, variant, config, make, name, references))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            found.append(Recording(name, 0.0, (), (), (), unmade="this process has no memory"))
-    return found
+            records.append(Recording(name, 0.0, (), (), (), unmade="this process has no memory"))
+    return records
 
 
 def record(
@@ -198,13 +198,13 @@ def record(
             inputs = make()
             recorder.holds(tensors_of(inputs))
             posed = op.problem_of(inputs)
-            made = variant.run(Call(posed, inputs, recorder, config))
+            result = variant.run(Call(posed, inputs, recorder, config))
         far = any(buffer.size > LARGE_BYTES for buffer in recorder.buffers)
-        exact = [reference for given, reference in known if _same(given, inputs)]
+        exact = [reference for earlier, reference in known if _same(earlier, inputs)]
         exact = exact or [op.reference(inputs)]
         if not far:  # which would stay in memory
             known.append((inputs, exact[0]))
-        outputs = _outputs(op, recorder, posed, inputs, made, exact[0])
+        outputs = _outputs(op, recorder, posed, inputs, result, exact[0])
     return Recording(
         name, op.tolerance(posed), tuple(recorder.buffers), tuple(recorder.starts), outputs, far
     )
@@ -233,13 +233,15 @@ def _shown(item: Any) -> tuple[Any, ...]:
 def _outputs(
     op: Op[Any, Any], recorder: _Recorder, problem: Any, inputs: Any, made: Any, reference: Any
 ) -> tuple[Output, ...]:
-    wanted = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
+    dtype = op.output_dtype(problem) if op.output_dtype else inputs[0].dtype
     pairs = list(zip(made, reference, strict=True)) if isinstance(made, tuple) else []
     pairs = [pair for pair in pairs if pair[1] is not None] or [(made, reference)]
     for place, (tensor, exact) in enumerate(pairs):
-        if tensor.shape != exact.shape or (place == 0 and tensor.dtype != wanted):
-            got = f"{tuple(tensor.shape)} {tensor.dtype}"
-            raise ValueError(f"{problem}: output is {got}, expected {tuple(exact.shape)} {wanted}")
+        if tensor.shape != exact.shape or (place == 0 and tensor.dtype != dtype):
+            actual = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise ValueError(
+                f"{problem}: output is {actual}, expected {tuple(exact.shape)} {dtype}"
+            )
     return tuple(recorder.output(tensor, exact) for tensor, exact in pairs)
 
 

@@ -149,10 +149,10 @@ POISON = 0xFF
 
 def filled(buffer: Buffer) -> Bytes:
     """What a buffer holds before the first launch."""
-    made = np.full(buffer.size, POISON, np.uint8)
+    contents = np.full(buffer.size, POISON, np.uint8)
     for offset, data in buffer.pieces:
-        made[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-    return made
+        contents[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+    return contents
 
 
 def view(output: Output, contents: Bytes) -> npt.NDArray[Any]:
@@ -190,14 +190,14 @@ def _elements(output: Output, contents: Contents) -> npt.NDArray[Any]:
 
 
 def _relative_error(output: Output, contents: Contents) -> float:
-    got = _doubles(_elements(output, contents), output.dtype)
+    values = _doubles(_elements(output, contents), output.dtype)
     expected = np.frombuffer(output.expected, np.float64).reshape(output.shape)
-    if not got.size:
+    if not values.size:
         return 0.0
-    if not np.isfinite(got).all():
+    if not np.isfinite(values).all():
         return float("inf")
     size = float(np.abs(expected).max())
-    error = float(np.abs(got - expected).max())
+    error = float(np.abs(values - expected).max())
     ratio = error / size if size else error
     return ratio if np.isfinite(ratio) else float("inf")
 

@@ -72,10 +72,10 @@ class Subject:
         """
         for spec in self.specs:
             if (spec, arch.gfx) not in known:
-                found = build.cached(spec, arch)
-                if found is None:
+                code = build.cached(spec, arch)
+                if code is None:
                     raise CompileError("cache", f"{spec} was not compiled yet")
-                known[spec, arch.gfx] = digest(found.code)
+                known[spec, arch.gfx] = digest(code.code)
         return {spec: known[spec, arch.gfx] for spec in self.specs}
 
     def key(self, place: Place, digests: Mapping[KernelSpec, str]) -> str:
@@ -99,13 +99,13 @@ class Subjects:
     def of(self, asked: Asked, place: Place) -> Subject:
         """The class that is asked about."""
         key = (asked.op.name, asked.variant.name, asked.config, asked.problem, place)
-        found = self._found.get(key)
-        if found is None:
+        subject = self._found.get(key)
+        if subject is None:
             if len(self._found) >= MOST_SUBJECTS:
                 self._found = {}
-            made = (asked.op, asked.variant, asked.config, asked.problem, place.arch)
-            found = self._found[key] = Subject.of(*made)
-        return found
+            fields = (asked.op, asked.variant, asked.config, asked.problem, place.arch)
+            subject = self._found[key] = Subject.of(*fields)
+        return subject
 
 
 def subjects(
@@ -114,9 +114,9 @@ def subjects(
     """The classes that ops and problems come to where nothing was measured, each once; none where
     that is not a kernel of ours. `ours`: those of all variants of ours.
     """
-    found: dict[Any, Subject] = {}
+    unique: dict[Any, Subject] = {}
     for op, problem in work:
         for variant, config, specs in op.ours(arch, problem, every=ours):
             each = Subject(op, variant, config, problem, specs)
-            found.setdefault(each.identity, each)
-    return list(found.values())
+            unique.setdefault(each.identity, each)
+    return list(unique.values())

@@ -117,8 +117,8 @@ def forget(key: str) -> None:
 
 def every() -> Iterator[tuple[str, Verdict]]:
     """All that are kept, of all cards and drivers, by subject; `halt` entries are among them."""
-    found = [(key, verdict) for key in cache.keys(KIND) if (verdict := read(key)) is not None]
-    yield from sorted(found, key=lambda pair: (pair[1].subject, pair[1].date))
+    pairs = [(key, verdict) for key in cache.keys(KIND) if (verdict := read(key)) is not None]
+    yield from sorted(pairs, key=lambda pair: (pair[1].subject, pair[1].date))
 
 
 def interrupted(key: str, subject: str, device: str, reason: str, outcome: str) -> Verdict:
@@ -133,17 +133,17 @@ def interrupted(key: str, subject: str, device: str, reason: str, outcome: str) 
 def of_line(line: OpenLine) -> Verdict:
     """The verdict of a class whose launch a process did not come back from."""
     if line.evidence:
-        said = f"the program itself died in its first launch there: {line.evidence}"
-        return write(line.key, Verdict(line.subject, FAULTED, said, device=line.device))
-    said = "the program ended in its first launch there (a crash, a power cut, or it was closed)"
-    return interrupted(line.key, line.subject, line.device, said, INTERRUPTED)
+        reason = f"the program itself died in its first launch there: {line.evidence}"
+        return write(line.key, Verdict(line.subject, FAULTED, reason, device=line.device))
+    reason = "the program ended in its first launch there (a crash, a power cut, or it was closed)"
+    return interrupted(line.key, line.subject, line.device, reason, INTERRUPTED)
 
 
 def _parsed(data: bytes) -> Verdict | None:
-    known = {field.name for field in fields(Verdict)}
+    names = {field.name for field in fields(Verdict)}
     try:
         row = json.loads(data)
-        kept = {name: value for name, value in row.items() if name in known}
-        return Verdict(**{**kept, "notes": tuple(row.get("notes", ()))})
+        values = {name: value for name, value in row.items() if name in names}
+        return Verdict(**{**values, "notes": tuple(row.get("notes", ()))})
     except (ValueError, TypeError, AttributeError):
         return None

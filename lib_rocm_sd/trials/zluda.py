@@ -62,9 +62,9 @@ _tell: Callable[[], object] = bool
 def judge(info: DeviceInfo) -> tuple[str, ...]:
     """Why nothing is launched on the card that is `info`; see `device.judge_zluda`."""
     card = (info.name, info.index)
-    known = _answers.get(card)
-    if known is not None:
-        return known
+    answer = _answers.get(card)
+    if answer is not None:
+        return answer
     with _lock:
         if card not in _answers and card not in _running:
             _begin(info, card)
@@ -85,9 +85,9 @@ def _begin(info: DeviceInfo, card: _Card, anew: bool = False) -> None:
     key = cache.key_of("zluda 1", __version__, here.halt_key, str(here.index))
     if anew:
         verdicts.forget(key)
-    kept = verdicts.read(key)
-    if kept is not None and not kept.asks_again:
-        _answers[card] = _reasons(kept)
+    verdict = verdicts.read(key)
+    if verdict is not None and not verdict.asks_again:
+        _answers[card] = _reasons(verdict)
         return
     work = partial(_find_out, here, key, card)
     thread = threading.Thread(target=work, name="rocm_sd ZLUDA", daemon=True)
@@ -147,13 +147,13 @@ def _find_out(here: Place, key: str, card: _Card) -> None:
         say(f"{here}: {WAITS}, once. ZLUDA may compile for minutes.")
         while busy() and time.monotonic() < end:
             time.sleep(0.1)
-        found = _reasons(probe(here, key))
+        reasons = _reasons(probe(here, key))
     except Exception as error:  # of ours: no fault of ZLUDA's
-        found = (f"the test beside ZLUDA itself failed: {describe(error)}",)
+        reasons = (f"the test beside ZLUDA itself failed: {describe(error)}",)
     with suppress(OSError, ValueError):  # no console, or one that is closed
-        say(f"{here}: {'; '.join(found) or 'kernels may run beside ZLUDA'}")
+        say(f"{here}: {'; '.join(reasons) or 'kernels may run beside ZLUDA'}")
     with _lock:
-        _answers[card] = found
+        _answers[card] = reasons
         del _running[card]
         tell = _tell
     engine.renew()

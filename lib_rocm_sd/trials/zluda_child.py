@@ -111,8 +111,8 @@ def unknown_version(nvcuda: Nvcuda, beneath: Beneath) -> str:
     """HIP 5 had other structures, and nobody has read what a later one does."""
     major = beneath.number("hipRuntimeGetVersion") // 10_000_000
     if major not in HIP_MAJORS:
-        known = " and ".join(map(str, HIP_MAJORS))
-        return f"HIP {major} is not among those known beneath ZLUDA, {known}"
+        supported = " and ".join(map(str, HIP_MAJORS))
+        return f"HIP {major} is not among those known beneath ZLUDA, {supported}"
     return nvcuda.unknown()
 
 
@@ -191,8 +191,8 @@ class ZludaTester(TorchTester):
         here = zluda.loaded()
         nvcuda, beneath = Nvcuda(hip.opened(here.nvcuda)), Beneath(hip.opened(here.hip))
         index = self._device.index
-        found = examined(steps(here, head["library"], nvcuda, beneath, index, side), self._say)
-        return found if found["outcome"] != PASSED else super()._tested(head, blobs)
+        answer = examined(steps(here, head["library"], nvcuda, beneath, index, side), self._say)
+        return answer if answer["outcome"] != PASSED else super()._tested(head, blobs)
 
 
 class TorchSide:

@@ -130,7 +130,7 @@ def _convolve(
     The last action of a sweep leaves its band's statistics in `run.statistics` instead.
     """
     image = action.image
-    wanted = image not in run.norms and (whole or image == run.sweeping)
+    needs_norm = image not in run.norms and (whole or image == run.sweeping)
     shortcut = out = None
     if run.chain.steps[image - 1].residual:
         shortcut = _cut(values[image - 2], action.made)
@@ -138,11 +138,11 @@ def _convolve(
         out = shortcut[..., : run.chain.sizes[image].channels]
     pieces = parts(run.chain, action)
     if len(pieces) == 1:
-        y, found = launch(run, action, x, shortcut, out, wanted, whole)
-        if not whole and found is not None:
-            run.statistics.append(found)
-            found = None
-        return y, found
+        y, sums = launch(run, action, x, shortcut, out, needs_norm, whole)
+        if not whole and sums is not None:
+            run.statistics.append(sums)
+            sums = None
+        return y, sums
     size = run.chain.sizes[image]
     y = x.new_empty((x.shape[0], size.height, size.width, size.channels)) if out is None else out
     statistics = []
@@ -151,9 +151,9 @@ def _convolve(
         first, last = piece.made
         part = None if shortcut is None else shortcut[:, first:last]
         source = x[:, piece.source[0] : piece.source[1]]
-        _, found = launch(run, piece, source, part, y[:, first:last], wanted, False)
-        statistics += [] if found is None else [found]
-    return y, norm_of(run, image, statistics) if wanted else None
+        _, sums = launch(run, piece, source, part, y[:, first:last], needs_norm, False)
+        statistics += [] if sums is None else [sums]
+    return y, norm_of(run, image, statistics) if needs_norm else None
 
 
 def launch(
@@ -166,7 +166,7 @@ def launch(
     whole: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The rows that an action makes, and, if `wanted`, their norm or, of a part, statistics."""
-    image, made = action.image, action.made
+    image, rows = action.image, action.made
     ready, source = run.ready[image - 1], action.source
     assert isinstance(ready, ReadyConv) and source is not None
     step = ready.step
@@ -177,7 +177,7 @@ def launch(
         norm=None if step.norm is None else run.norms[image - 1],
         shortcut=shortcut,
         next_norm=ready.next_norm if wanted else None,
-        band=None if whole else Band(rows_above(step.kind, made, source), made[1] - made[0]),
+        band=None if whole else Band(rows_above(step.kind, rows, source), rows[1] - rows[0]),
         out=out,
         session=run.session,
     )
@@ -248,12 +248,12 @@ def joined(statistics: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def norm_of(run: Run, image: int, statistics: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """The norm of an image from the statistics of its bands, in order."""
-    wanted = run.ready[image - 1].next_norm
-    if wanted is None or not statistics:
+    norm = run.ready[image - 1].next_norm
+    if norm is None or not statistics:
         return None
     together = joined(statistics)
     return functional.group_norm_finalize(
-        together, wanted.gamma, wanted.beta, wanted.groups, wanted.eps, run.session
+        together, norm.gamma, norm.beta, norm.groups, norm.eps, run.session
     )
 
 

@@ -142,37 +142,39 @@ class Forecast:
             split = bands(self.chain.sizes[image].height, band_rows)
             rows = split[(len(split) - 1) // 2]
             line = self._line(image, rows, self._origins[image], sweeping=True)
-            read = self.chain.image_bytes(start, line.actions[start - line.first].rows)
+            read_bytes = self.chain.image_bytes(start, line.actions[start - line.first].rows)
             self._sweeps[key] = Sweep(
                 self._peak(line, start, image),
                 float(line.flops[start + 1 - line.first] * len(split)),
                 len(split),
-                read,
+                read_bytes,
             )
         return self._sweeps[key]
 
     def _first_starts(self) -> list[int]:
         """For each image the first that a leg in bands may make it from: after any attention."""
-        nodes, found = between_blocks(self.chain), [0]
+        nodes, starts = between_blocks(self.chain), [0]
         after = place = 0
         for image, step in enumerate(self.chain.steps, 1):
             after = image if isinstance(step, AttentionStep) else after
             place += nodes[place] < image
-            found.append(max(after, nodes[max(place - LONGEST, 0)]))
-        return found
+            starts.append(max(after, nodes[max(place - LONGEST, 0)]))
+        return starts
 
     def _from_two(self, image: int, band_rows: int, start: int, hidden: int) -> Sweep:
         chain = self.chain
         split = bands(chain.sizes[image].height, band_rows)
         rows = split[(len(split) - 1) // 2]
         actions = chain.actions(image, rows, frozenset((start, hidden)))
-        read = {a.image: chain.image_bytes(a.image, a.rows) for a in actions if a.source is None}
+        read_bytes = {
+            a.image: chain.image_bytes(a.image, a.rows) for a in actions if a.source is None
+        }
         return Sweep(
             peak_bytes(chain, actions, lambda action: self._workspace(action, image)),
             float(sum(map(self._flops_of, actions)) * len(split)),
             len(split),
-            read.get(start, 0),
-            read.get(hidden, 0),
+            read_bytes.get(start, 0),
+            read_bytes.get(hidden, 0),
         )
 
     def _line(self, image: int, rows: Rows, first: int, sweeping: bool) -> _Line:
@@ -180,17 +182,17 @@ class Forecast:
         if key not in self._lines:
             chain = self.chain
             actions = chain.actions(image, rows, frozenset({first}))
-            made = [chain.image_bytes(action.image, action.made) for action in actions]
+            made_bytes = [chain.image_bytes(action.image, action.made) for action in actions]
             over = image if sweeping else None
             work = [0, *(self._workspace(action, over) for action in actions[1:])]
             flops, total = [0], 0
             for action in reversed(actions):
                 total += self._flops_of(action)
                 flops.append(total)
-            line = _Line(first, actions, made, work, flops[::-1], [], [])
+            line = _Line(first, actions, made_bytes, work, flops[::-1], [], [])
             alive: dict[int, int] = {}
             totals = []
-            for action, each, beside in zip(actions, made, work, strict=True):
+            for action, each, beside in zip(actions, made_bytes, work, strict=True):
                 totals.append(advance(chain, action, each, alive, first) + beside)
                 line.alive.append(dict(alive))
             for place in range(len(totals) - 2, -1, -1):

@@ -198,27 +198,27 @@ class BandPlanner:
 
     def smallest(self, host_bytes: int) -> BandPlan:
         """The plan of least peak."""
-        found = self._search(_Wanted(1 << 62, host_bytes, by_peak=True))
-        assert found is not None, "the whole frame is always a plan"
-        return found
+        plan = self._search(_Wanted(1 << 62, host_bytes, by_peak=True))
+        assert plan is not None, "the whole frame is always a plan"
+        return plan
 
     def _search(self, wanted: _Wanted) -> BandPlan | None:
         best: dict[_Waiting, BandPlan] = {_Waiting(0, "input"): BandPlan((), 0, 0, 0.0, 0)}
         for image in self._nodes[:-1]:
             for state in [state for state in best if state.image == image]:
                 for way in self._onward(image, wanted.by_peak):
-                    taken = self._taken(state.place, way, wanted.budget)
-                    grown = wanted.better(best[state], best.get(way.to), way, taken)
+                    costs = self._taken(state.place, way, wanted.budget)
+                    grown = wanted.better(best[state], best.get(way.to), way, costs)
                     if grown is not None:
                         best[way.to] = grown
-        done = [plan for state, plan in best.items() if state.image == self.chain.last]
-        return min(done, key=wanted.key, default=None)
+        plans = [plan for state, plan in best.items() if state.image == self.chain.last]
+        return min(plans, key=wanted.key, default=None)
 
     def _onward(self, start: int, by_peak: bool) -> list[_Onward]:
         """The legs from an image; those in bands in the highest first, if `by_peak` the lowest."""
         if (start, by_peak) in self._found:
             return self._found[start, by_peak]
-        chain, found = self.chain, []
+        chain, steps = self.chain, []
         first = self._nodes.index(start)
         for distance, stop in enumerate(self._nodes[first + 1 :]):
             attends = any(isinstance(step, AttentionStep) for step in chain.steps[start:stop])
@@ -231,41 +231,43 @@ class BandPlanner:
             swept = Leg(start, stop, heights[0], "").passes(chain) if banded else ()
             again = sum(self._forecast.flops(start, image) for image in swept)
             for keep in ("output",) if stop == chain.last else ("device", "host"):
-                moved = self._bytes[stop] * (keep == "host") * HOST_FLOPS_PER_BYTE
+                copy_flops = self._bytes[stop] * (keep == "host") * HOST_FLOPS_PER_BYTE
                 whole = Leg(start, stop, None, keep)
-                found.append(_Onward(_Waiting(stop, _place(whole)), (whole,), flops + moved, after))
+                steps.append(
+                    _Onward(_Waiting(stop, _place(whole)), (whole,), flops + copy_flops, after)
+                )
                 for hidden in () if not banded else (None, "device", "host") if pair else (None,):
                     legs = tuple(Leg(start, stop, rows, keep, hidden) for rows in heights)
-                    least = (flops if hidden else again) + moved
-                    found.append(_Onward(_Waiting(stop, _place(legs[0])), legs, least, after))
-        self._found[start, by_peak] = found
-        return found
+                    least = (flops if hidden else again) + copy_flops
+                    steps.append(_Onward(_Waiting(stop, _place(legs[0])), legs, least, after))
+        self._found[start, by_peak] = steps
+        return steps
 
     def _taken(self, place: str, way: _Onward, budget: int) -> Iterator[tuple[Leg, _Taken]]:
         """The legs and what each takes from an image that waits in `place`.
 
         None where what they hold whole is more than the budget.
         """
-        known = way.taken.setdefault(place, [])
+        costs = way.taken.setdefault(place, [])
         if way.legs[0].rows is not None and max(self._held(place, way.legs[0])[:2]) > budget:
             return
         for index, leg in enumerate(way.legs):
-            if index == len(known):
+            if index == len(costs):
                 ask = self._whole if leg.rows is None else self._banded
-                known.append(ask(place, leg))
-            yield leg, known[index]
+                costs.append(ask(place, leg))
+            yield leg, costs[index]
 
     def _whole(self, place: str, leg: Leg) -> _Taken:
         chain = self.chain
         peak = self._forecast.whole_peak(leg.start, leg.stop)
         flops = self._forecast.flops(leg.start, leg.stop)
-        read = self._bytes[leg.start]
+        read_bytes = self._bytes[leg.start]
         if place == "blocks":
-            peak = max(peak, 2 * read)
+            peak = max(peak, 2 * read_bytes)
         if leg.keep == "output":
             peak = max(peak, self._bytes[leg.stop] + chain.output_bytes)
-        moved = read * (place == "host") + self._bytes[leg.stop] * (leg.keep == "host")
-        return peak, moved, flops + moved * HOST_FLOPS_PER_BYTE, 1
+        moved_bytes = read_bytes * (place == "host") + self._bytes[leg.stop] * (leg.keep == "host")
+        return peak, moved_bytes, flops + moved_bytes * HOST_FLOPS_PER_BYTE, 1
 
     def _held(self, place: str, leg: Leg) -> tuple[int, int, bool]:
         """Bytes of whole images that are there while a leg in bands gathers statistics, and while
@@ -277,8 +279,8 @@ class BandPlanner:
         staying = source if place == "piece" else 0
         if leg.keep == "output":
             return source + hidden, staying + leaving + self.chain.output_bytes, False
-        kept = self._bytes[leg.stop] if leg.keep == "device" else 0
-        return source + hidden, staying + max(leaving, kept), leaving > 0
+        kept_bytes = self._bytes[leg.stop] if leg.keep == "device" else 0
+        return source + hidden, staying + max(leaving, kept_bytes), leaving > 0
 
     def _banded(self, place: str, leg: Leg) -> _Taken:
         first, last = self._bytes[leg.start], self._bytes[leg.stop]
@@ -290,8 +292,8 @@ class BandPlanner:
             late += last // sums.last_ticks
         peak = max(early + sums.early, late)
         to_host = between * (leg.hidden == "host") + last * (leg.keep == "host")
-        moved = sums.moved + to_host
-        cost = sums.flops + moved * HOST_FLOPS_PER_BYTE + sums.copied * DEVICE_FLOPS_PER_BYTE
+        moved_bytes = sums.moved + to_host
+        cost = sums.flops + moved_bytes * HOST_FLOPS_PER_BYTE + sums.copied * DEVICE_FLOPS_PER_BYTE
         return peak, first * (place == "host") + to_host, cost, sums.ticks
 
     def _summed(self, leg: Leg, from_host: bool) -> _Sums:
@@ -300,11 +302,11 @@ class BandPlanner:
         key = (leg.start, leg.stop, leg.rows or 0, leg.hidden is not None, from_host, on_host)
         if key not in self._sums:
             sweeps = self._swept(leg)
-            last, early, moved, read = sweeps[-1], 0, 0, 0
+            last, early, moved_bytes, read_bytes = sweeps[-1], 0, 0, 0
             for sweep in sweeps:
                 there = sweep.read * from_host + sweep.read_hidden * on_host
-                moved += there * sweep.ticks
-                read += (sweep.read + sweep.read_hidden) * sweep.ticks
+                moved_bytes += there * sweep.ticks
+                read_bytes += (sweep.read + sweep.read_hidden) * sweep.ticks
                 if sweep is not last:
                     early = max(early, sweep.peak + there)
             if on_host:
@@ -313,8 +315,8 @@ class BandPlanner:
                 early,
                 last.peak + last.read * from_host + last.read_hidden * on_host,
                 max(last.read, last.read_hidden),
-                moved,
-                read - moved,
+                moved_bytes,
+                read_bytes - moved_bytes,
                 sum([sweep.flops for sweep in sweeps]),
                 sum([sweep.ticks for sweep in sweeps]),
                 last.ticks,
@@ -323,11 +325,11 @@ class BandPlanner:
 
     def _swept(self, leg: Leg) -> list[Sweep]:
         """The leg's passes, in order; after the first one the hidden image may be there as well."""
-        found: list[Sweep] = []
+        sweeps: list[Sweep] = []
         for image, rows in leg.all_band_rows(self.chain):
-            hidden = leg.start + 1 if leg.hidden and found else None
-            found.append(self._forecast.sweep(image, rows, leg.start, hidden))
-        return found
+            hidden = leg.start + 1 if leg.hidden and sweeps else None
+            sweeps.append(self._forecast.sweep(image, rows, leg.start, hidden))
+        return sweeps
 
 
 def _place(leg: Leg) -> str:
@@ -355,11 +357,11 @@ def thrifty(chain: Chain, chosen: Chosen) -> BandPlanner:
     forecast = Forecast(best, chosen)
     least = BandPlanner(best, chosen, forecast).whole().peak_bytes
     for image in narrower:  # keeps a wider image's memory, so it may do harm
-        tried = replace(best, in_place=best.in_place | {image})
-        other = Forecast(tried, chosen, forecast)
-        peak = BandPlanner(tried, chosen, other).whole().peak_bytes
+        candidate = replace(best, in_place=best.in_place | {image})
+        other = Forecast(candidate, chosen, forecast)
+        peak = BandPlanner(candidate, chosen, other).whole().peak_bytes
         if peak < least:
-            best, forecast, least = tried, other, peak
+            best, forecast, least = candidate, other, peak
     halved = _halved(best, forecast)
     if halved:
         best = replace(best, halved=halved)
@@ -386,7 +388,7 @@ def _halved(chain: Chain, forecast: Forecast) -> frozenset[int]:
         return frozenset()
     actions = chain.actions(chain.last, chain.rows(chain.last), frozenset({0}))
     alive = alive_bytes(chain, actions)
-    found = set()
+    images = set()
     for action, size in zip(actions, alive, strict=True):
         if action.source is None or not isinstance(chain.steps[action.image - 1], ConvStep):
             continue
@@ -394,5 +396,5 @@ def _halved(chain: Chain, forecast: Forecast) -> frozenset[int]:
         way = forecast.way(action.image)
         statistics = way.workspace_bytes(problem)
         if way.fused and statistics > HALVED_BYTES and size + statistics > max(alive):
-            found.add(action.image)
-    return frozenset(found)
+            images.add(action.image)
+    return frozenset(images)

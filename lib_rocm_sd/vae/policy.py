@@ -152,15 +152,15 @@ def choose(
     if mode == "whole":
         return whole
     if limit_bytes is None:
-        found = _frugal(planner, free_bytes, host_bytes)
+        plan = _frugal(planner, free_bytes, host_bytes)
     elif mode == "auto" and whole.peak_bytes <= limit_bytes:
         return whole
     else:
         most = limit_bytes if mode == "auto" else min(limit_bytes, whole.peak_bytes // 2)
-        found = planner.cheapest(most, host_bytes) or planner.smallest(host_bytes)
-    if mode == "banded" and found.whole:
+        plan = planner.cheapest(most, host_bytes) or planner.smallest(host_bytes)
+    if mode == "banded" and plan.whole:
         return planner.smallest(host_bytes)
-    return found
+    return plan
 
 
 def _frugal(planner: BandPlanner, free_bytes: int, host_bytes: int) -> BandPlan:
@@ -201,8 +201,8 @@ def _available_at(second: int) -> int:
                 return int(line.split()[1]) * 1024
     if sys.platform == "win32":
         status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
-        known = ctypes.CDLL("kernel32").GlobalMemoryStatusEx(ctypes.byref(status))
-        return int(status.available) if known else 0
+        succeeded = ctypes.CDLL("kernel32").GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.available) if succeeded else 0
     return 4 << 30
 
 

@@ -60,10 +60,10 @@ class Readiness:
             return
         told(0, len(missing))
         self._compile((op, problem) for _, op, problem in missing)
-        for done, (key, op, problem) in enumerate(missing, 1):
+        for count, (key, op, problem) in enumerate(missing, 1):
             self._planned(op, problem)
             self._ready.add(key)
-            told(done, len(missing))
+            told(count, len(missing))
 
     def get_ready_for_other_sizes(self, recipe: Recipe, dtype: torch.dtype, told: Told) -> None:
         """Test what depends on how many pixels attention sees beyond a multiple of 128.
@@ -120,15 +120,15 @@ def of_plan(chain: Chain, plan: BandPlan) -> Work:
     How many parts the statistics have that a norm is made from is told by whoever makes them: here
     it is a guess, which neither what is compiled nor what is tested depends on.
     """
-    found: dict[tuple[str, Any], Op[Any, Any]] = {}
+    ops: dict[tuple[str, Any], Op[Any, Any]] = {}
     norms: set[int] = set()
     for leg in plan.legs:
         for image, cuts, stored in _passes(chain, leg):
             for rows in cuts:
                 for action in chain.actions(image, rows, stored):
-                    found.update(_asked(chain, action, image, norms))
+                    ops.update(_asked(chain, action, image, norms))
             norms.add(image)
-    return [(op, problem) for (_, problem), op in found.items()]
+    return [(op, problem) for (_, problem), op in ops.items()]
 
 
 def of_whole(chain: Chain) -> Work:
@@ -157,18 +157,18 @@ def _asked(
         return
     image, step = action.image, chain.steps[action.image - 1]
     whole = action.source == chain.rows(image - 1) and action.made == chain.rows(image)
-    wanted = normed(chain, image) and image not in norms and (whole or image == made)
-    asked: Work = []
+    needs_norm = normed(chain, image) and image not in norms and (whole or image == made)
+    work: Work = []
     if isinstance(step, AttentionStep):
-        asked = list(_of_attention(chain, action))
+        work = list(_of_attention(chain, action))
     else:
-        made_of = [conv_problem(chain, part, wanted) for part in parts(chain, action)]
-        asked = [(CONVS[problem.kind], problem) for problem in made_of]
-    if wanted:
-        asked.append((FINALIZE, _finalize(chain, image)))
-    if wanted and whole:
+        made_of = [conv_problem(chain, part, needs_norm) for part in parts(chain, action)]
+        work = [(CONVS[problem.kind], problem) for problem in made_of]
+    if needs_norm:
+        work.append((FINALIZE, _finalize(chain, image)))
+    if needs_norm and whole:
         norms.add(image)
-    yield from (((op.name, each), op) for op, each in asked)
+    yield from (((op.name, each), op) for op, each in work)
 
 
 def _finalize(chain: Chain, image: int) -> FinalizeProblem:

@@ -164,21 +164,21 @@ class HostRows:
             return
         some = self._blocks[0].values
         shape = (some.shape[0], rows[1] - rows[0], *some.shape[2:])
-        made = torch.empty(shape, dtype=some.dtype, device=self._device)
+        tensor = torch.empty(shape, dtype=some.dtype, device=self._device)
         pairs, after = [], []
         for block in self._blocks:
             low, high = max(block.rows[0], rows[0]), min(block.rows[1], rows[1])
             if low < high:
                 origin = block.values[:, low - block.rows[0] : high - block.rows[0]]
-                pairs.append((made[:, low - rows[0] : high - rows[0]], origin))
+                pairs.append((tensor[:, low - rows[0] : high - rows[0]], origin))
                 after += [] if block.written is None else [block.written]
-        self._ahead[rows] = (made, self._in.copy(pairs, after))
+        self._ahead[rows] = (tensor, self._in.copy(pairs, after))
 
     def read(self, rows: Rows) -> torch.Tensor:
         self.prefetch(rows)
-        made, event = self._ahead.pop(rows)
+        tensor, event = self._ahead.pop(rows)
         self._in.wait(event)
-        return made
+        return tensor
 
     def release(self, below: int) -> None:
         self._blocks = [block for block in self._blocks if block.rows[1] > below]

@@ -133,10 +133,10 @@ def trace(
     What was read of a stored image is not written over, and what is wanted does not come to lie in
     an image of more channels, whose memory it would keep.
     """
-    read = set(stored) - {image}
-    needs = _needs(sizes, steps, image, rows, read)
+    stored_images = set(stored) - {image}
+    needs = _needs(sizes, steps, image, rows, stored_images)
     last_use = {index: index for index in needs}
-    for index in set(needs) - read:
+    for index in set(needs) - stored_images:
         for used in (index - 1, index - 2)[: 1 + steps[index - 1].residual]:
             last_use[used] = max(last_use[used], index)
     drops: dict[int, tuple[int, ...]] = {}
@@ -146,13 +146,13 @@ def trace(
     actions = []
     for index in sorted(needs):
         kept, drop = needs[index], drops.get(index, ())
-        if index in read:
+        if index in stored_images:
             actions.append(Action(index, kept, None, kept, drop))
             continue
         step = steps[index - 1]
         source = _source(step, kept, sizes[index - 1].height)
         made = kept if isinstance(step, AttentionStep) else made_rows(step.kind, kept)
-        over = index in in_place and index - 2 in drop and index - 2 not in read
+        over = index in in_place and index - 2 in drop and index - 2 not in stored_images
         if over and index == image:
             over = sizes[index].channels == sizes[index - 2].channels
         actions.append(Action(index, kept, source, made, drop, over))
@@ -207,8 +207,8 @@ def advance(chain: Chain, action: Action, made: int, alive: dict[int, int], star
 def alive_bytes(chain: Chain, actions: list[Action]) -> list[int]:
     """The bytes of all images that are there while each action is done."""
     alive: dict[int, int] = {}
-    made = [chain.image_bytes(action.image, action.made) for action in actions]
-    return [advance(chain, *each, alive) for each in zip(actions, made, strict=True)]
+    made_bytes = [chain.image_bytes(action.image, action.made) for action in actions]
+    return [advance(chain, *each, alive) for each in zip(actions, made_bytes, strict=True)]
 
 
 def peak_bytes(

@@ -66,21 +66,21 @@ def prepare(recipe: Recipe, scales: Scales) -> tuple[Ready, ...]:
 
 
 def _prepare(steps: Sequence[Step], index: int, factors: Sequence[float]) -> Ready:
-    step, made = steps[index], factors[index + 1]
+    step, scale = steps[index], factors[index + 1]
     following = None if index == len(steps) - 1 else steps[index + 1].norm
     next_norm = None
     if following is not None:
         wide = torch.promote_types(following.weight.dtype, torch.float32)
         gamma, beta = (tensor.detach().to(wide) for tensor in (following.weight, following.bias))
-        next_norm = NextNorm(gamma, beta, following.num_groups, following.eps * made * made)
+        next_norm = NextNorm(gamma, beta, following.num_groups, following.eps * scale * scale)
     if isinstance(step, AttentionStep):
         q, k, v = (_matrix(layer, 1.0, 1.0) for layer in (step.q, step.k, step.v))
-        return ReadyAttention(step, q, k, v, _matrix(step.out, made, made), next_norm)
-    read = factors[index] if step.norm is None else 1.0
+        return ReadyAttention(step, q, k, v, _matrix(step.out, scale, scale), next_norm)
+    before = factors[index] if step.norm is None else 1.0
     through: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     if step.shortcut is not None:
-        through = _matrix(step.shortcut, made / factors[index - 1], made)
-    weight, bias = _scaled(step.conv.weight, made / read), _scaled(step.conv.bias, made)
+        through = _matrix(step.shortcut, scale / factors[index - 1], scale)
+    weight, bias = _scaled(step.conv.weight, scale / before), _scaled(step.conv.bias, scale)
     assert weight is not None
     return ReadyConv(step, ConvWeights(weight, bias, *through), next_norm)
 
