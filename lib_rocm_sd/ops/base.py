@@ -107,8 +107,9 @@ class Variant(ABC, Generic[P, I]):
     derives = False
     """True for what torch.func transforms and what has derivatives of any order and mode, where
     others made of torch calls do not. In an op without such a variant all of these do."""
-    last_resort = False
-    """True for what is never measured, and runs where nothing else can."""
+    last_resort = ""
+    """What is never measured, and runs where nothing else can, says here what it is: a block of a
+    host's is better left to the host then."""
 
     @abstractmethod
     def refusals(self, arch: Arch | None, problem: P) -> list[str]:

@@ -193,16 +193,17 @@ class BlockStandIn(StandIn):
         return made
 
     def obstacle(self, routes: Routes) -> str:
-        """Why the host computes this block faster: our convolution is not tried yet, or barred, and
-        what torch does in its stead is many operations. Empty where that is not so, and on a device
-        that we have no kernels for.
+        """Why the host computes this block faster: a kernel of ours is not tried yet, or barred,
+        and what torch does in its stead is many operations. Empty where that is not so, and on a
+        device that we have no kernels for.
         """
         found = (route for route in routes.values() if route.plan is not None)
         last = next((route for route in found if route.plan.variant.last_resort), None)  # type: ignore[union-attr]
         if last is None or identify(last.device).arch is None:
             return ""
         why = (reason for reasons in last.plan.refusals.values() for reason in reasons)  # type: ignore[union-attr]
-        return f"no convolution of ours: {next(why, 'none is left')}"
+        what = last.plan.variant.last_resort  # type: ignore[union-attr]
+        return f"no {what} of ours: {next(why, 'none is left')}"
 
     def failed(self, error: Exception) -> str:
         """Bars ours until the module has changed or is taken over again.

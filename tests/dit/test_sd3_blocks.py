@@ -15,6 +15,7 @@ from lib_rocm_sd.dit import program
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules import compared
 from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet import stand_in
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.graph_tape import recording_cpu
 
@@ -141,6 +142,20 @@ def test_both_streams_are_compared_with_the_hosts(
     step(transformer)
     taken.spot.look(wait=True)
     assert "from the host's own" in taken.spot.left[TITLE]
+
+
+def test_blocks_are_the_hosts_while_a_kernel_of_ours_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a card: what torch does in its stead is slower than the host's own block."""
+    transformer = model("SD 3.5")
+    theirs = step(transformer)
+    taken = taken_over(transformer)
+    monkeypatch.setattr(stand_in, "identify", lambda device: SimpleNamespace(arch=object()))
+    assert not torch.equal(step(transformer), theirs)
+    assert torch.equal(step(transformer), theirs)
+    (row,) = taken.report()
+    assert row.ours == 0 and "no modulated norm of ours" in next(iter(row.left))
 
 
 def chunked(block: Any) -> None:

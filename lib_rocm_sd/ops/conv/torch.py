@@ -375,7 +375,7 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
     """torch's convolution on a channels-last view; the rest eager."""
 
     name = "torch"
-    last_resort = True
+    last_resort = "convolution"
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

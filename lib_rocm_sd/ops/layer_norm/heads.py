@@ -288,6 +288,7 @@ class TorchHeads(Variant[HeadsProblem, HeadsInputs]):
     """torch's operators in float32, rounded once."""
 
     name = "torch"
+    last_resort = "norm of heads"
 
     def refusals(self, arch: Arch | None, problem: HeadsProblem) -> list[str]:
         return []

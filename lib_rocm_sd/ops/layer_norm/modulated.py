@@ -191,6 +191,7 @@ class TorchModulated(Variant[ModulatedProblem, ModulatedInputs]):
     """torch's operators in float32, whose results are rounded once."""
 
     name = "torch"
+    last_resort = "modulated norm"
 
     def refusals(self, arch: Arch | None, problem: ModulatedProblem) -> list[str]:
         return []
