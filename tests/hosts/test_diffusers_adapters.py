@@ -286,6 +286,28 @@ def test_regions_of_images_are_ours_and_recorded(unet: Any, desk: Desk) -> None:
     assert torch.equal(models.step(unet, given), theirs)
 
 
+def test_regions_are_weighed_once_a_step_for_blocks_of_a_size(
+    images_unet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    weigh = theirs_of.IPAdapterMaskProcessor.downsample
+
+    def counted(mask: Any, batch: int, tokens: int, width: int) -> Any:
+        sizes.append(tokens)
+        return weigh(mask, batch, tokens, width)
+
+    monkeypatch.setattr(theirs_of.IPAdapterMaskProcessor, "downsample", staticmethod(counted))
+    given = with_images(1, cross_attention_kwargs={REGIONS: regions(1)})
+    models.step(images_unet, given)
+    assert sorted(sizes) == [16, 64, 64, 64]
+    sizes.clear()
+    with host.patched(Pipeline(images_unet), unet=True):
+        for _ in range(2):
+            models.step(images_unet, given)
+            assert sorted(sizes) == [16, 64]
+            sizes.clear()
+
+
 def test_a_mask_of_the_prompt_beside_an_image(images_unet: Any) -> None:
     given = {**with_images(3), "encoder_attention_mask": masked((20, 9))["encoder_attention_mask"]}
     theirs = models.step(images_unet, given)
