@@ -238,7 +238,8 @@ def _ours(scene: Scene) -> Iterator[_Way]:
     with patched(SimpleNamespace(**own.parts), **options) as patch:
 
         def told() -> tuple[str, tuple[str, ...]]:
-            kinds = patch.unet.rows()
+            nets = (patch.unet, *patch.controlnets)
+            kinds = [kind for net in nets for kind in net.rows()]
             blocks = f"{sum(kind.ours for kind in kinds)} of {sum(kind.total for kind in kinds)}"
             attentions = f"attention: {patch.replaced} with a processor of ours, {patch.served} "
             left = [f"{count} x {what}" for what, count in patch.left_alone.items()]

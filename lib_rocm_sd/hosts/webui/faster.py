@@ -49,6 +49,11 @@ class TimedCalls:
         while self._handles:
             self._handles.pop().remove()
 
+    def forget(self) -> None:
+        """What was found out is looked up again; who asks for ours meanwhile has it."""
+        self.rest()
+        self._contest = None
+
     def why_theirs(self, unet: nn.Module | None) -> str:
         """Why the blocks of a UNet are the WebUI's; empty where they may be ours."""
         contest = self._contest

@@ -379,6 +379,7 @@ def ours() -> Iterator[None]:
     """Within this, the blocks are ours as by *UNet* Auto. ValueError where none can be."""
     asked = Options(level=a1111_session.current().level, unet="Auto")
     several.session.end()
+    unet_host.session.timed.forget()
     unet_host.session.begin()
     unet_host.session.establish(asked)
     try:

@@ -72,6 +72,16 @@ def test_the_slower_way_is_not_taken(start: Start, gpu: FakeGpu, monkeypatch: An
     assert not hooks_of(webui) and not webui.errors_reported
 
 
+def test_who_measures_ours_has_it(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
+    """As the speed test does; the next picture knows the verdict from its first step on."""
+    webui = start_timed(start, gpu, monkeypatch, 9.9)
+    plain = webui.txt2img(*WITHOUT)
+    webui.txt2img(*AUTO, steps=STEPS)
+    with webui.library("hosts.webui.speedtest").ours():
+        assert ours(webui) == BLOCKS
+    assert same(webui.txt2img(*AUTO), plain) and untouched(webui)
+
+
 def test_another_size_is_another_question(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     webui = start_timed(start, gpu, monkeypatch, 9.9)
     webui.txt2img(*AUTO, steps=STEPS)
