@@ -167,9 +167,9 @@ def _reasons(
         yield f"{name} is a {cls.__name__} of {cls.__module__}"
         return
     if not is_root:
-        found = Findings(family, hosts_own)
-        found.untouched(module, name)
-        yield from found.reasons
+        findings = Findings(family, hosts_own)
+        findings.untouched(module, name)
+        yield from findings.reasons
     if module.training:
         yield f"{name} is in training"
     for key in INNER:
@@ -426,6 +426,6 @@ class Subject:
     def _surroundings(self) -> tuple[Hashable, ...]:
         """What the module's own forward names beside those within."""
         home = sys.modules.get(type(self.module).__module__)
-        named = [getattr(home, name, None) for name in _GLOBALS]
-        cats = [cat for cat in map(_cat_of, named) if cat is not None]
-        return (*map(id, [*named, *cats]), *map(self._idle, cats))
+        functions = [getattr(home, name, None) for name in _GLOBALS]
+        cats = [cat for cat in map(_cat_of, functions) if cat is not None]
+        return (*map(id, [*functions, *cats]), *map(self._idle, cats))

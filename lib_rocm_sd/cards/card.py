@@ -308,8 +308,8 @@ class Card:
             and copy.module() is subject.module
             and (copy.manner, copy.blueprint) == (subject.manner, subject.blueprint)
         ):
-            known = dict(enumerate(copy.facts))
-            places = [n for n, fact in enumerate(subject.facts) if known.get(n) != fact]
+            facts = dict(enumerate(copy.facts))
+            places = [n for n, fact in enumerate(subject.facts) if facts.get(n) != fact]
         else:
             self._barred = {k: why for k, why in self._barred.items() if part_of(k) != part}
         try:

@@ -45,15 +45,15 @@ def chosen(home: torch.device, text: str = "", environ: Mapping[str, str] = os.e
         return Chosen((), (f"there is one card, {identify(home).name}: nothing to divide with",))
     if identify(home).backend == "zluda":
         return Chosen((), (BESIDE_ZLUDA,))
-    numbers, left = _numbers(text, own, count)
+    numbers, notes = _numbers(text, own, count)
     devices = []
     for number in numbers:
         info = identify(torch.device("cuda", number))
         if info.reasons:
-            left.append(f"card {number} ({info.name}): {'; '.join(info.reasons)}")
+            notes.append(f"card {number} ({info.name}): {'; '.join(info.reasons)}")
         else:
             devices.append(torch.device("cuda", number))
-    return Chosen(tuple(devices), tuple(left))
+    return Chosen(tuple(devices), tuple(notes))
 
 
 def numbers_of(text: str) -> list[int] | None:
@@ -68,11 +68,11 @@ def _numbers(wanted: str, own: int, count: int) -> tuple[list[int], list[str]]:
     asked = numbers_of(wanted)
     if not asked:
         return [number for number in range(count) if number != own], []
-    left = []
+    notes = []
     if len(set(asked)) < len(asked):
-        left.append("a card was named twice; each is used once")
+        notes.append("a card was named twice; each is used once")
     if own in asked:
-        left.append(f"card {own} is the one that the steps are computed on anyway")
-    left += [f"there is no card {number}" for number in sorted(set(asked)) if number >= count]
+        notes.append(f"card {own} is the one that the steps are computed on anyway")
+    notes += [f"there is no card {number}" for number in sorted(set(asked)) if number >= count]
     numbers = [number for number in dict.fromkeys(asked) if number != own and number < count]
-    return numbers, left
+    return numbers, notes

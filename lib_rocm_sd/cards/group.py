@@ -420,8 +420,8 @@ def differ(all_lengths: torch.Tensor) -> bool:
 def _lines(count: int, device: torch.device) -> torch.Tensor:
     """(LINES, count) of 1 and -1, the same on every rank."""
     generator = torch.Generator("cpu").manual_seed(0)
-    drawn = torch.randint(0, 2, (LINES, count), generator=generator)
-    return (drawn * 2 - 1).to(device, torch.float32)
+    bits = torch.randint(0, 2, (LINES, count), generator=generator)
+    return (bits * 2 - 1).to(device, torch.float32)
 
 
 def _to_host(gathered: Waiting) -> tuple[torch.Tensor, Any]:

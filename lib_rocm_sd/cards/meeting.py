@@ -319,9 +319,9 @@ class Pulse:
 
     def _look(self) -> None:
         for other, (before, _) in self._heard.items():
-            said = self._store.get(_key(other)).decode()
-            if said != before:
-                self._heard[other] = (said, self._clock())
+            word = self._store.get(_key(other)).decode()
+            if word != before:
+                self._heard[other] = (word, self._clock())
         self._answered_s = self._clock()
 
     def _set(self, said: str) -> None:

@@ -92,9 +92,9 @@ def aligned(size: int) -> int:
 def settle(device: torch.device) -> None:
     """Wait for what was launched on this thread's stream, without looking again and again."""
     if device.type == "cuda":
-        done = torch.cuda.Event(blocking=True)
-        done.record(torch.cuda.current_stream(device))
-        done.synchronize()
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(device))
+        event.synchronize()
 
 
 AREA_BYTES = 16 << 20
@@ -241,13 +241,13 @@ def described(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 def blank(description: Sequence[int], device: torch.device) -> list[torch.Tensor]:
     """Tensors without values, as they were `described`."""
-    made = []
+    tensors = []
     for first in range(0, len(description), 2 + _MOST_DIMS):
         dtype, dims = description[first : first + 2]
         if dtype:
             shape = description[first + 2 : first + 2 + dims]
-            made.append(torch.empty(shape, dtype=_DTYPES[dtype - 1], device=device))
-    return made
+            tensors.append(torch.empty(shape, dtype=_DTYPES[dtype - 1], device=device))
+    return tensors
 
 
 def board_bytes(size: int) -> int:

@@ -245,7 +245,7 @@ class Replica:
 
     def fill(self, tensors: Sequence[torch.Tensor], places: Iterable[int], part: str = UNET) -> int:
         """Give it the values of those `places` in `tensors`; how many bytes. Raises as `build`."""
-        sent = 0
+        n_bytes = 0
         batches = list(_batches(tensors, places, self._shared.size))
         for number, batch in enumerate(batches):
             pieces = []
@@ -255,11 +255,11 @@ class Replica:
                 piece = self._shared.tensor(offset, values.shape, values.dtype)
                 piece.copy_(values, non_blocking=True)
                 pieces.append([place, first, count, offset])
-                sent += values.nbytes
+                n_bytes += values.nbytes
             settle(self._home)
             self._ask("weights", part=part, pieces=pieces, last=number == len(batches) - 1)
             self.fetch(self.limits.weights_s)
-        return sent
+        return n_bytes
 
     def begin(
         self, tensors: Mapping[str, torch.Tensor], out_bytes: int, more: Mapping[str, Any]

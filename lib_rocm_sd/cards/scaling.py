@@ -325,11 +325,11 @@ def simulate(requests: Sequence[Request], cards: int, gang: Gang) -> Served:
             while events and events[0][0] <= clock:
                 free += heapq.heappop(events)[1]
             behind = bisect.bisect_right(arrivals, clock) - index - 1
-            wanted = gang(free, behind) if free else 0
-            if wanted:
+            workers = gang(free, behind) if free else 0
+            if workers:
                 break
             clock = max(clock, events[0][0])
-        used = max(1, min(wanted, free, len(request.seconds)))
+        used = max(1, min(workers, free, len(request.seconds)))
         seconds = request.seconds[used - 1]
         heapq.heappush(events, (clock + seconds, used))
         free -= used

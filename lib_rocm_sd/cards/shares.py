@@ -144,8 +144,8 @@ def divide(count: int, speeds: Sequence[float], least: Sequence[int]) -> Way:
     Each has its `least` or more. Speeds that are not known (0) are taken to be the mean of the
     others.
     """
-    measured = [speed for speed in speeds if speed > 0]
-    mean = sum(measured) / len(measured) if measured else 1.0
+    positive = [speed for speed in speeds if speed > 0]
+    mean = sum(positive) / len(positive) if positive else 1.0
     speeds = [speed if speed > 0 else mean for speed in speeds]
     way = list(least)
     for _ in range(count - sum(way)):

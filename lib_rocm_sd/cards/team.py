@@ -114,18 +114,18 @@ class Team(Work):
         with self._spending(call.kind, way), self._clock.of(call.kind, way) as clock:
             # Looking at weights takes as long as a tenth of a part, so comes after both parts have
             # begun. Both are dropped if they turn out to be others than the replicas'.
-            asked = self._ask(call, way)
+            parts = self._ask(call, way)
             own = None
-            if asked and subject.is_same():
+            if parts and subject.is_same():
                 clock.mark()
                 own = theirs(**call.part(0, way[0]))
                 clock.mark()
-            if asked or not begins:
-                against = self._against(subject, ready, begins, [member for member, _, _ in asked])
+            if parts or not begins:
+                against = self._against(subject, ready, begins, [member for member, _, _ in parts])
             self._last = against
-            if own is not None and not against and all(m.has(subject) for m, _, _ in asked):
-                return self._divided(call, way, asked, own, theirs)
-            clock.way, clock.counts = (call.rows, *[0] * len(self.members)), not asked
+            if own is not None and not against and all(m.has(subject) for m, _, _ in parts):
+                return self._divided(call, way, parts, own, theirs)
+            clock.way, clock.counts = (call.rows, *[0] * len(self.members)), not parts
             return self._whole(call, subject, against, theirs)
 
     def _ask(self, call: Call, way: Way) -> list[tuple[Card, int, int]]:
@@ -204,14 +204,14 @@ class Team(Work):
     ) -> torch.Tensor:
         """`own` with what `asked` make; rows of which nothing comes are made here."""
         self.way, self.why = way, ""
-        begun = {first: member for member, first, _ in asked}
+        by_row = {first: member for member, first, _ in asked}
         whole = own.new_empty((call.rows, *own.shape[1:]))
         whole[: len(own)] = own
         is_whole = True
         for first, last in parts(way)[1:]:
             if last == first:
                 continue
-            member = begun.get(first)
+            member = by_row.get(first)
             if member is None or not self._fetched(member, call, whole[first:last]):
                 whole[first:last] = theirs(**call.part(first, last))
                 is_whole = False

@@ -116,9 +116,9 @@ def _convolve(
     top, end = min(own[0], needed[0]), max(own[1], needed[1])
     room = x.new_empty((len(x), end - top, size.width, size.channels))
     action = Action(image, own, shared.needs[image - 1][me], own, ())
-    wanted = run.ready[image - 1].next_norm is not None
+    needs_norm = run.ready[image - 1].next_norm is not None
     y = room[:, own[0] - top : own[1] - top]
-    _, statistics = launch(run, action, x, before, y, wanted, False)
+    _, statistics = launch(run, action, x, before, y, needs_norm, False)
     parts = [] if statistics is None else [statistics]
     sent: dict[int, list[torch.Tensor]] = {}
     edges: dict[int, torch.Tensor | None] = {}
@@ -129,7 +129,7 @@ def _convolve(
         first, last = _both(all_rows[other], needed)
         edges[other] = room[:, first - top : last - top] if first < last else None
     pairs = permutations(range(ranks.size), 2)
-    if wanted or any(
+    if needs_norm or any(
         needs[b][0] < all_rows[a][1] and all_rows[a][0] < needs[b][1] for a, b in pairs
     ):
         received = ranks.exchange(sent)

@@ -164,11 +164,11 @@ class _Walk:
         self.size, self.channels = problem.out_size, out
 
     def residual(self, out: int) -> None:
-        taken = self.channels
-        shortcut = "identity" if taken == out else "conv"
+        channels = self.channels
+        shortcut = "identity" if channels == out else "conv"
         self.add(self.norm())
         self.conv(out, norm=True, statistics=True, embedding=True)
-        self.conv(out, norm=True, shortcut=shortcut, shortcut_channels=taken)
+        self.conv(out, norm=True, shortcut=shortcut, shortcut_channels=channels)
 
     def norm(self) -> NormProblem:
         """Only scale and shift are made; the convolution that follows applies them."""
@@ -245,9 +245,9 @@ def embeddings(unet: Unet, batch: int = BATCH, middle_last: bool = False) -> lis
         sizes += [(unet.pooled, (whole_size,)), (whole_size, (whole_size,))]
     down = [c for c in unet.channels for _ in range(unet.residual_blocks)]
     up = [c for c in reversed(unet.channels) for _ in range(unet.residual_blocks + 1)]
-    timed = _in_order(down, [unet.channels[-1]] * 2, up, middle_last)
-    for at in range(0, len(timed), MOST_WEIGHTS):
-        sizes.append((whole_size, timed[at : at + MOST_WEIGHTS]))
+    layers = _in_order(down, [unet.channels[-1]] * 2, up, middle_last)
+    for at in range(0, len(layers), MOST_WEIGHTS):
+        sizes.append((whole_size, layers[at : at + MOST_WEIGHTS]))
     return [
         Layer(
             LinearProblem(batch, k, columns, DTYPE),

@@ -166,13 +166,13 @@ class Result:
         tensor that knows of no other in the same memory.
         """
         first = 0 if at is None else (at - self._at) // layout.dtype.itemsize
-        known = self._whole.get((layout, first))
-        if known is None:
+        view = self._whole.get((layout, first))
+        if view is None:
             with torch.inference_mode(False):
                 made = torch.empty(0, dtype=layout.dtype, device=self._bytes.device)
-                known = made.set_(self._storage, first, layout.shape, layout.strides)  # type: ignore[call-overload]
-            self._whole[layout, first] = known
-        return known
+                view = made.set_(self._storage, first, layout.shape, layout.strides)  # type: ignore[call-overload]
+            self._whole[layout, first] = view
+        return view
 
     def tensor(self, layout: Layout) -> torch.Tensor:
         """What is in it, for who may keep it."""

@@ -125,14 +125,14 @@ class DeviceGraphs:
 
     def __str__(self) -> str:
         why = f"; {self.why}" if self.why else ""
-        kept = f"{self.n_bytes >> 20} MiB for what they read and make"
-        return f"graphs: {self.recorded} recorded, {self.replays} replays, {kept}{why}"
+        size = f"{self.n_bytes >> 20} MiB for what they read and make"
+        return f"graphs: {self.recorded} recorded, {self.replays} replays, {size}{why}"
 
     @property
     def n_bytes(self) -> int:
         """What is kept for what programs are given, and for what they make."""
-        read = sum(buffer.memory.numel() for buffer in self._buffers.values())
-        return read + sum(result.n_bytes for result in self._results)
+        input_bytes = sum(buffer.memory.numel() for buffer in self._buffers.values())
+        return input_bytes + sum(result.n_bytes for result in self._results)
 
     @property
     def is_here(self) -> bool:
@@ -153,14 +153,14 @@ class DeviceGraphs:
                 if recording.misses >= MISSES and self.may_record():
                     _leave(recording, name)
                 return None
-            made = recording.replay()
+            result = recording.replay()
             steady = recording.steady
             if steady and self.may_record():
                 _settle(recording, frozenset(steady))
         for row in recording.rows:
             row.calls += 1
         self.replays += 1
-        return made
+        return result
 
     def may_record(self) -> bool:
         paid = FREE_RECORDINGS + self.replays // REPLAYS_PER_RECORDING
@@ -187,8 +187,8 @@ class DeviceGraphs:
                 self._sweep()
                 recording = self._recording(compute, held, given, expected, routes)
                 recording.obstacle(given)
-                made = recording.replay()
-                same = _equal(made, expected)
+                result = recording.replay()
+                same = _equal(result, expected)
             except KeyError:
                 return expected
             except FAILURES as error:
@@ -199,7 +199,7 @@ class DeviceGraphs:
                 return expected
             self._kept.append(recording)
             routes.recordings[held], routes.result = recording, recording.result
-            return made
+            return result
 
     def _recording(
         self,
@@ -230,17 +230,17 @@ class DeviceGraphs:
         reads: dict[str, Read] = {}
         inputs = dict(given)
         for name, tensor in given.items():
-            lent = next((each for each in self._results if each.holds(tensor)), None)
-            if lent is not None and name not in moves and Direct.suits(tensor):
-                reads[name] = Direct(lent, tensor)
+            result = next((each for each in self._results if each.holds(tensor)), None)
+            if result is not None and name not in moves and Direct.suits(tensor):
+                reads[name] = Direct(result, tensor)
                 continue
             may_settle = name not in moves and Direct.suits(tensor)
             if name in settled and may_settle:
                 reads[name] = Settled(tensor)
                 continue
-            buffer, wanted = self._buffers.get(name), span_bytes(tensor)
-            if buffer is None or buffer.memory.numel() < wanted:
-                buffer = self._buffers[name] = Buffer(wanted, self._device)
+            buffer, n_bytes = self._buffers.get(name), span_bytes(tensor)
+            if buffer is None or buffer.memory.numel() < n_bytes:
+                buffer = self._buffers[name] = Buffer(n_bytes, self._device)
             slot = buffer.slot(tensor)
             reads[name], inputs[name] = Copied(slot, buffer, may_settle), slot.tensor
         return reads, inputs
@@ -249,20 +249,22 @@ class DeviceGraphs:
         """Memory that nobody holds: where it was before, else the smallest that is large enough and
         not much larger, for what is kept in it keeps all of it.
         """
-        wanted, moves = span_bytes(like), routes.moves
+        n_bytes, moves = span_bytes(like), routes.moves
         use = COPIED if RESULT in moves else OWN if OTHERS in moves else LENT
         shared = [each for each in self._results if use != OWN]
         shared.sort(key=lambda each: each.n_bytes)
         before = [] if routes.result is None else [routes.result]
-        for made in before + shared:
-            fits = wanted <= made.n_bytes <= 2 * wanted and made.use == use and made.is_whole
-            if fits and (use == COPIED or not made.is_held):
+        for result in before + shared:
+            fits = (
+                n_bytes <= result.n_bytes <= 2 * n_bytes and result.use == use and result.is_whole
+            )
+            if fits and (use == COPIED or not result.is_held):
                 break
         else:
-            made = Result(wanted, self._device, use)
-        if made not in self._results:
-            self._results.append(made)
-        return made
+            result = Result(n_bytes, self._device, use)
+        if result not in self._results:
+            self._results.append(result)
+        return result
 
     def _sweep(self) -> None:
         """Let go of recordings that nobody wants, when none of them is running any more."""
@@ -295,21 +297,21 @@ class Graphs:
         try:
             return self._of[device]
         except KeyError:
-            made = None if obstacle(device, self.wish) else DeviceGraphs(device, self._tell)
-            return self._of.setdefault(device, made)
+            graphs = None if obstacle(device, self.wish) else DeviceGraphs(device, self._tell)
+            return self._of.setdefault(device, graphs)
 
     def why_not(self, device: torch.device) -> str:
         """Why launches on `device` are not recorded, or no more; empty where they are."""
-        made = self._of.get(with_index(device))
-        return obstacle(device, self.wish) or ("" if made is None else made.why)
+        graphs = self._of.get(with_index(device))
+        return obstacle(device, self.wish) or ("" if graphs is None else graphs.why)
 
     def known(self) -> list[DeviceGraphs]:
-        return [made for made in self._of.values() if made is not None]
+        return [graphs for graphs in self._of.values() if graphs is not None]
 
     def forget(self) -> None:
         """Let all of them go, when none is running any more."""
-        for device, made in self._of.items():
-            if made is not None:
+        for device, graphs in self._of.items():
+            if graphs is not None:
                 with suppress(RuntimeError):
                     synchronize(device)
         self._of = {}

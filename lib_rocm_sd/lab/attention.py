@@ -90,7 +90,7 @@ def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
     """Raises UsageError where no case or no variant is left."""
     row_s = QUICK_ROW_S if args.quick else ROW_S
     effort = AttentionEffort(setting, row_s, args.configs, tuple(args.variant or ()))
-    chosen = problems(args, setting.device)
+    cases = problems(args, setting.device)
     if not any(effort.wants(variant.name) for variant in ALL):
         names = ", ".join(variant.name for variant in ALL)
         words = " or ".join(args.variant)
@@ -98,9 +98,9 @@ def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
     besides = CASE_FLOPS["cuda" if setting.device.type == "cuda" else "cpu"]
 
     def rows() -> Iterator[Row]:
-        _compile(chosen, effort)
-        progress = Countdown([besides + problem.flops for _, problem in chosen])
-        for label, problem in chosen:
+        _compile(cases, effort)
+        progress = Countdown([besides + problem.flops for _, problem in cases])
+        for label, problem in cases:
             progress.next(f"{label}: {problem}")
             yield from measure(label, problem, effort)
 
@@ -197,15 +197,15 @@ class _Entry:
         """Compare with float64, note the memory, warm up and decide on the number of runs."""
         device = self.device
         try:
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as notes:
                 warnings.simplefilter("always")
                 call = Call(self.problem, self.sets[0], self.launch, self.config)
                 self.run = self.variant.bound(call)
                 self.call(0)  # compile, load, allocate workspaces of libraries
             peak = timing.Peak(device)
             out = self.call(0)
-            held, size = peak.bytes(), out.numel() * out.element_size()
-            extra = None if held is None else max(0, held - size)
+            peak_bytes, size = peak.bytes(), out.numel() * out.element_size()
+            extra = None if peak_bytes is None else max(0, peak_bytes - size)
             error = exact.error(out)
             del out
             self.row = replace(self.row, error=error, checked_rows=exact.rows, extra_bytes=extra)
@@ -222,7 +222,7 @@ class _Entry:
             if once_us <= SHORT_US and device.type == "cuda":
                 self.waiting = timed(self.call, runs, device)
         except FAILURES as failure:
-            self.row = replace(self.row, reason=_why(failure, self.problem, said))
+            self.row = replace(self.row, reason=_why(failure, self.problem, notes))
 
     def time(self) -> None:
         """A round, if there is no reason not to."""
@@ -261,8 +261,8 @@ def measure(
             sets = input_sets(ATTENTION, problem, device, sets_needed)
             exact = expected(sets[0], problem)
         except FAILURES as failure:
-            said = f"inputs and reference: {_why(failure, problem)}"
-            return [replace(each.row, reason=each.row.reason or said) for each in entries]
+            why = f"inputs and reference: {_why(failure, problem)}"
+            return [replace(each.row, reason=each.row.reason or why) for each in entries]
         ready = [each for each in entries if not each.row.reason]
         for each in ready:
             each.sets = sets
@@ -294,13 +294,13 @@ def _entries(start: Row, problem: AttentionProblem, effort: AttentionEffort) -> 
 def fastest(rows: Sequence[Row]) -> list[Row]:
     """Keep each competitor's fastest config only, and all of ours."""
     ours = {variant.name for variant in ALL if variant.ours}
-    kept: list[Row] = []
+    best_rows: list[Row] = []
     for name in dict.fromkeys(row.way for row in rows):
         group = [row for row in rows if row.way == name]
         timed_ones = [row for row in group if not row.reason]
         best = min(timed_ones, key=lambda row: row.median, default=group[0])
-        kept += group if name in ours else [best]
-    return kept
+        best_rows += group if name in ours else [best]
+    return best_rows
 
 
 def _why(
@@ -312,8 +312,8 @@ def _why(
     if is_out_of_memory(failure):
         return f"out of memory ({problem})"
     notes = [str(each.message).split(" (Triggered internally")[0].strip() for each in said]
-    told = [note for note in dict.fromkeys(notes) if note and not note.endswith(_HEADINGS)]
-    return "; ".join([timing.describe(failure), *told])
+    lines = [note for note in dict.fromkeys(notes) if note and not note.endswith(_HEADINGS)]
+    return "; ".join([timing.describe(failure), *lines])
 
 
 _HEADINGS = ("not used because:", "runtime disabled.", "been runtime disabled")
@@ -405,11 +405,11 @@ def draw(rows: Sequence[Row], device: str) -> str:
     limits: dict[str, float] = {}
     for group in grouped(rows):
         case = _title(group[0])
-        seen: dict[str, Row] = {}
+        first_rows: dict[str, Row] = {}
         for row in group:
             if row.median > 0:
-                seen.setdefault(row.way, row)
-        bars += [replace(row, case=case, unit="µs") for row in seen.values()]
+                first_rows.setdefault(row.way, row)
+        bars += [replace(row, case=case, unit="µs") for row in first_rows.values()]
         ours = time_of(group, OURS)
         if math.isfinite(ours):
             limits[case] = ours * MOST_TIMES

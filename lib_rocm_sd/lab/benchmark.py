@@ -31,10 +31,10 @@ class Setting(NamedTuple):
         """Why a variant cannot be timed: what it says itself, or, of ours, that nothing launches
         it.
         """
-        said = variant.refusals(self.info.arch, problem)
+        refusals = variant.refusals(self.info.arch, problem)
         lacks_launch = variant.ours and self.launch is None
-        if said or not lacks_launch:
-            return said
+        if refusals or not lacks_launch:
+            return refusals
         return list(self.info.reasons) or ["there is no launcher"]
 
 

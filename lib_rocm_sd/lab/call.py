@@ -95,9 +95,9 @@ def measure(
             except FAILURES as failure:
                 failures[name] = describe(failure)
         end = time.monotonic() + limit_s
-        timed = [name for name in sides if name not in failures]
-        while any(len(times[name]) < calls for name in timed):
-            for name in timed:
+        names = [name for name in sides if name not in failures]
+        while any(len(times[name]) < calls for name in names):
+            for name in names:
                 times[name] += _batch(sides[name][1], (q, k, v), device)
             if time.monotonic() > end:
                 break

@@ -76,17 +76,17 @@ class CardCheck(InBackground):
             link.kill()
 
     def _run(self, side: HostSide, over: Callable[[], None]) -> None:
-        found = Progress("failed", "The check ended unexpectedly.")
+        progress = Progress("failed", "The check ended unexpectedly.")
         try:
             with side.queue():
-                found = self._followed(side)
+                progress = self._followed(side)
             over()
         except (Busy, *FAILED) as failure:
             why = str(failure) if isinstance(failure, Busy) else describe(failure)
-            found = Progress("failed", f"The check could not be run: {why}.")
+            progress = Progress("failed", f"The check could not be run: {why}.")
         finally:
             self._link = None
-            self._progress = found
+            self._progress = progress
 
     def _followed(self, side: HostSide) -> Progress:
         """Start the process and listen until it ends; what came of it."""
@@ -137,13 +137,13 @@ def command(path: Path, device: torch.device) -> list[str]:
     there is a ZLUDA of which something is not known.
     """
     is_zluda = identify(device).backend == "zluda"
-    asked = {
+    job = {
         "out": str(path),
         "index": device.index or 0,
         "folder": str(cache.host_directory() or ""),
         "first": list(map(str, zluda.loaded().companions())) if is_zluda else [],
     }
-    return process.with_packages(_START, json.dumps(asked))
+    return process.with_packages(_START, json.dumps(job))
 
 
 check = CardCheck()

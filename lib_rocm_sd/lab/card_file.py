@@ -54,7 +54,7 @@ def by_op(verdict: Mapping[str, Any]) -> str:
 
 def outcomes(document: Mapping[str, Any]) -> list[Outcome]:
     """All checks of a file: kernels that were tried in a process of their own, and then cases."""
-    tried = [
+    trials = [
         Outcome(
             by_op(row),
             str(row["subject"]),
@@ -70,7 +70,7 @@ def outcomes(document: Mapping[str, Any]) -> list[Outcome]:
         )
         for row in document["rows"]
     ]
-    return [*tried, *cases]
+    return [*trials, *cases]
 
 
 def sentence(document: Mapping[str, Any]) -> str:

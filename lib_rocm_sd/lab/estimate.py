@@ -220,11 +220,11 @@ def _conv(
     title += f", {config.splits} parts" if config.splits > 1 else ""
     shortcut = p.batch * rows * columns * p.shortcut_channels
     sums = 4 * config.splits * p.out_values if config.splits > 1 else 0
-    moved = 2 * (p.in_values + weights + shortcut)
+    moved_bytes = 2 * (p.in_values + weights + shortcut)
     if sums and p.shortcut == "identity":
-        moved -= 2 * shortcut  # the other launch adds it
-    moved += sums or 2 * p.out_values
-    return convolved(target, name, spec, title, tiles, flops, moved), sums
+        moved_bytes -= 2 * shortcut  # the other launch adds it
+    moved_bytes += sums or 2 * p.out_values
+    return convolved(target, name, spec, title, tiles, flops, moved_bytes), sums
 
 
 def convolved(
@@ -283,9 +283,9 @@ def _attention(name: str, p: AttentionProblem, target: Target) -> Estimate:
         elif index in around:
             wave = wave.plus(loop.cycles, blocks)
     title = f"{config.block_q} queries, {config.block_k} keys, {waves} waves"
-    moved = 2 * heads * p.head_dim * (2 * p.seq_q + 2 * p.seq_k)
+    moved_bytes = 2 * heads * p.head_dim * (2 * p.seq_q + 2 * p.seq_k)
     bound = _bound(wave, work)
-    return target.launch(name, title, groups, waves, wave, bound, p.flops, computed, moved)
+    return target.launch(name, title, groups, waves, wave, bound, p.flops, computed, moved_bytes)
 
 
 def _projections(name: str, p: AttentionProblem, target: Target) -> Estimate:
@@ -465,10 +465,10 @@ def _linear(p: LinearProblem, target: Target) -> list[Estimate]:
         f", {cut.parts} parts" if cut.parts > 1 else ""
     )
     out = p.rows * p.all_columns * (1 + p.residual)
-    read = p.rows * p.k + p.k * p.weight_rows
+    operands = p.rows * p.k + p.k * p.weight_rows
     sums = linear_kernel.partial_bytes(*shape, config)
-    moved = 2 * read + (sums or 2 * out)
-    launches = [convolved(target, titled(p), spec, title, tiles, p.flops, moved)]
+    moved_bytes = 2 * operands + (sums or 2 * out)
+    launches = [convolved(target, titled(p), spec, title, tiles, p.flops, moved_bytes)]
     if sums:
         launches.append(moving("sum of its parts", sums + 2 * out, target))
     if _is_first(LibraryLinear, LINEAR, target, p):

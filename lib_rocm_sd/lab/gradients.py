@@ -128,8 +128,8 @@ def passes(results: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any], Any]
             ]
             outputs = results(inputs._replace(x=x), affine)
         grads = [inputs.grad, getattr(inputs, "sum_grad", None)][: len(outputs)]
-        wanted = [x, *(t for t in affine if t is not None and inputs.affine)]
-        return torch.autograd.grad(outputs, wanted, grads)
+        leaves = [x, *(t for t in affine if t is not None and inputs.affine)]
+        return torch.autograd.grad(outputs, leaves, grads)
 
     return call
 

@@ -150,11 +150,11 @@ def listing(spec: KernelSpec, arch: Arch, kernel: build.CodeObject) -> tuple[Fun
     that can. What failed for a chip is not tried again in this process. Raises NoListingError.
     """
     reasons: list[str] = []
-    for name, path, read in _ways(spec, arch, kernel):
+    for name, path, lister in _ways(spec, arch, kernel):
         key = (f"{name} {path}", arch.gfx)
         if key not in _refused:
             try:
-                return named(read(), spec.entry), name
+                return named(lister(), spec.entry), name
             except (ListingError, CompileError) as error:
                 _refused[key] = f"{name} ({path}): {error}"
         reasons.append(_refused[key])

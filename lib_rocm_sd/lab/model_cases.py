@@ -70,8 +70,8 @@ Call = Callable[[Mapping[str, Any], dict[str, Any]], torch.Tensor]
 
 def _only_model(parts: Mapping[str, Any], given: dict[str, Any]) -> torch.Tensor:
     (model,) = parts.values()
-    made: torch.Tensor = model(**given, return_dict=False)[0]
-    return made
+    output: torch.Tensor = model(**given, return_dict=False)[0]
+    return output
 
 
 @dataclass
@@ -132,8 +132,8 @@ class Case:
         if small:
             size = model.small_size if self.size is None else (12, 8)
         config = {**model.config, **self.more, **(model.small if small else {})}
-        given = model.ask(draw, config, size)
-        scene = Scene({model.part: made(model.kind, config, draw)}, given, draw)
+        inputs = model.ask(draw, config, size)
+        scene = Scene({model.part: made(model.kind, config, draw)}, inputs, draw)
         torch.manual_seed(SEED)
         self.change(scene)
         for part in scene.parts.values():
@@ -213,8 +213,8 @@ def _controlnet(scene: Scene) -> None:
     image = draw(BATCH, 3, 8 * height, 8 * width)
 
     def call(parts: Mapping[str, Any], given: dict[str, Any]) -> torch.Tensor:
-        seen = image.to(given["sample"].dtype)
-        down, middle = parts["controlnet"](**given, controlnet_cond=seen, return_dict=False)
+        control = image.to(given["sample"].dtype)
+        down, middle = parts["controlnet"](**given, controlnet_cond=control, return_dict=False)
         residuals = {"down_block_additional_residuals": down}
         residuals["mid_block_additional_residual"] = middle
         return _only_model({"unet": parts["unet"]}, {**given, **residuals})
@@ -226,21 +226,21 @@ def _controlnet(scene: Scene) -> None:
 
 
 def _asked_unet(draw: Draw, config: Config, size: tuple[int, int]) -> dict[str, Any]:
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "sample": draw(BATCH, config.get("in_channels", 4), *size),
         "timestep": torch.tensor(501, device=draw.device),
         "encoder_hidden_states": draw(BATCH, TOKENS, config["cross_attention_dim"]),
     }
     if "num_class_embeds" in config:
-        given["class_labels"] = torch.tensor([20] * BATCH, device=draw.device)
+        inputs["class_labels"] = torch.tensor([20] * BATCH, device=draw.device)
     if config.get("addition_embed_type") == "text_time":
         pooled = config["projection_class_embeddings_input_dim"] - 6 * config[_TIME]
         sizes = torch.tensor([[1024, 1024, 0, 0, 1024, 1024]] * BATCH, device=draw.device)
-        given["added_cond_kwargs"] = {"text_embeds": draw(BATCH, pooled), "time_ids": sizes}
+        inputs["added_cond_kwargs"] = {"text_embeds": draw(BATCH, pooled), "time_ids": sizes}
     if config.get("addition_embed_type") == "image":
         images = draw(BATCH, config["encoder_hid_dim"])
-        given |= {"encoder_hidden_states": None, "added_cond_kwargs": {"image_embeds": images}}
-    return given
+        inputs |= {"encoder_hidden_states": None, "added_cond_kwargs": {"image_embeds": images}}
+    return inputs
 
 
 def _asked_sd3(draw: Draw, config: Config, size: tuple[int, int]) -> dict[str, Any]:

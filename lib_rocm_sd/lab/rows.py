@@ -314,11 +314,11 @@ class Countdown:
     def next(self, text: str) -> None:
         """Say that the next case begins."""
         behind, ahead = sum(self._work[: self._done]), sum(self._work[self._done :])
-        left = ""
+        remaining = ""
         if behind > 0:
-            left = f" ({duration((self._clock() - self._begin) / behind * ahead)} left)"
+            remaining = f" ({duration((self._clock() - self._begin) / behind * ahead)} left)"
         self._done += 1
-        say(f"[{self._done}/{len(self._work)}] {text}{left}")
+        say(f"[{self._done}/{len(self._work)}] {text}{remaining}")
 
 
 def duration(seconds: float) -> str:

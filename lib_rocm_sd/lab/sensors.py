@@ -61,14 +61,14 @@ class Summary:
     def __str__(self) -> str:
         if self.reason:
             return f"power and clocks: {self.reason}"
-        named = {
+        figures = {
             "power": (self.power_w, "W"),
             "core clock": (self.core_mhz, "MHz"),
             "memory clock": (self.memory_mhz, "MHz"),
         }
         lines = [
             f"{name:<14} {value.mean:>8.0f} {unit:<3} ({value.least:.0f} to {value.most:.0f})"
-            for name, (value, unit) in named.items()
+            for name, (value, unit) in figures.items()
             if value is not None
         ]
         return "\n".join([*lines, f"{self.readings} readings of {self.origin}"])
@@ -229,8 +229,8 @@ class Watch:
         origin = self._source.origin
         quantities: dict[str, Any] = {}
         for name in ("power_w", "core_mhz", "memory_mhz"):
-            read = (getattr(each, name) for each in self._readings)
-            values = [value for value in read if value is not None]
+            readings = (getattr(each, name) for each in self._readings)
+            values = [value for value in readings if value is not None]
             mean = sum(values) / max(len(values), 1)
             quantities[name] = Quantity(mean, min(values), max(values)) if values else None
         if not any(quantities.values()):

@@ -141,8 +141,8 @@ def _attention_row(
         plan = Guard(job.cancelled).beside(ask)
         if not plan.variant.ours:
             names = [variant.name for variant in ATTENTION.variants if variant.ours]
-            said = dict.fromkeys(text for name in names for text in plan.refusals.get(name, []))
-            return replace(row, reason="; ".join(said) or "another method is planned here")
+            reasons = dict.fromkeys(text for name in names for text in plan.refusals.get(name, []))
+            return replace(row, reason="; ".join(reasons) or "another method is planned here")
         notes.append(plan.why)
         method = partial(functional.attention, session=job.side.session)
     run = partial(_attended, method, case, guard)

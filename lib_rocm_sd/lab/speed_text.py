@@ -61,8 +61,8 @@ def _cell(value: object) -> object:
 
 def printable(text: str) -> str:
     """Without control characters and those that turn the direction of writing."""
-    kept = (" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in text)
-    return "".join(c for c in kept if unicodedata.category(c)[0] != "C")
+    letters = (" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in text)
+    return "".join(c for c in letters if unicodedata.category(c)[0] != "C")
 
 
 def escaped(value: object) -> str:
@@ -108,10 +108,10 @@ def markdown_table(rows: Sequence[Row], test: str) -> list[str]:
     """The rows of a test as lines of Markdown."""
     lines = [f"| Case | Method | {' | '.join(HEAD)} |", "|---|---|--:|--:|--:|--:|--:|--:|"]
     for row in rows:
-        told = f"{escaped(row.reason)} | | | | |"
+        cells = f"{escaped(row.reason)} | | | | |"
         if not row.reason:
-            told = " | ".join(figures(row, rows, test).values())
-        lines.append(f"| {escaped(row.case)} | {escaped(row.way)} | {told} |")
+            cells = " | ".join(figures(row, rows, test).values())
+        lines.append(f"| {escaped(row.case)} | {escaped(row.way)} | {cells} |")
     return lines
 
 
@@ -163,15 +163,15 @@ def drawn_history(documents: Sequence[Document], layout: Layout = WIDE) -> str:
 
     Empty where fewer than two runs have a figure.
     """
-    shown = list(documents)[-MOST_RUNS:]
-    curves = _curves(shown)
+    recent = list(documents)[-MOST_RUNS:]
+    curves = _curves(recent)
     if not curves:
         return ""
     values = [100.0, *(value for points in curves.values() for _, value in points)]
     pad = max((max(values) - min(values)) * 0.1, 2.0)
     low, high = max(min(values) - pad, 0.0), max(values) + pad
     left, right, bottom = 56, layout.width - 24, HISTORY_TOP + HISTORY_HEIGHT
-    last = len(shown) - 1
+    last = len(recent) - 1
 
     def x_of(place: int) -> float:
         return left + place / max(last, 1) * (right - left)
@@ -185,12 +185,12 @@ def drawn_history(documents: Sequence[Document], layout: Layout = WIDE) -> str:
         parts.append(svg.line(left, y_of(value), right, y_of(value), 0.25))
         parts.append(svg.text_at(left - 6, y_of(value) + 4, f"{value:.0f} %", "end", faint=True))
     for place, anchor in ((0, "start"), (last, "end")):
-        date = shown[place].date[:10]
+        date = recent[place].date[:10]
         parts.append(svg.text_at(x_of(place), bottom + 18, date, anchor, True))
     for place, (name, points) in enumerate(curves.items()):
         colour, top = svg.colour_of(place), bottom + 44 + 20 * place
         places = [(x_of(at), y_of(value)) for at, value in points]
-        tips = [f"{shown[at].date}, {name}: {value:.0f} %" for at, value in points]
+        tips = [f"{recent[at].date}, {name}: {value:.0f} %" for at, value in points]
         parts += svg.curve(places, colour, tips)
         parts.append(f'<rect x="0" y="{top - 10}" width="12" height="12" style="fill:{colour}"/>')
         cut = svg.cut(name, layout.letters - 12)

@@ -67,11 +67,11 @@ class ByProblem:
 
     def __call__(self, args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
         """Raises UsageError where no case is left."""
-        chosen = named_cases(self.problems(args.small, args.dtype), args.case)
-        progress = Countdown([self.work(problem) for _, problem in chosen])
+        cases = named_cases(self.problems(args.small, args.dtype), args.case)
+        progress = Countdown([self.work(problem) for _, problem in cases])
 
         def rows() -> Iterator[Row]:
-            for label, problem in chosen:
+            for label, problem in cases:
                 progress.next(f"{label}: {problem}")
                 yield from self.measure(label, problem, setting)
 
@@ -82,10 +82,10 @@ def named_cases(problems: Problems, words: Sequence[str] | None) -> Problems:
     """Those with a word of --case in their name or shape; all where there are no words. Raises
     UsageError where none is left.
     """
-    chosen = [(label, p) for label, p in problems if is_named(words, f"{label} {p}")]
-    if not chosen:
+    cases = [(label, p) for label, p in problems if is_named(words, f"{label} {p}")]
+    if not cases:
         raise UsageError(f"--case: no case has {' or '.join(words or ())} in its name or shape")
-    return chosen
+    return cases
 
 
 def odd(problems: Sequence[Any]) -> Problems:

@@ -67,8 +67,8 @@ def cache_bytes(device: torch.device) -> int:
     """The largest cache of a device."""
     if device.type != "cuda":
         return 32 << 20
-    told = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
-    return max(told, UNKNOWN_CACHE_BYTES) if torch.version.hip or not told else int(told)
+    size = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+    return max(size, UNKNOWN_CACHE_BYTES) if torch.version.hip or not size else int(size)
 
 
 def sets_needed(input_bytes: int, device: torch.device) -> int:

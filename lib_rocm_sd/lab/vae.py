@@ -98,17 +98,17 @@ def _of_way(
     after the limit, which counts from `since`.
     """
     fresh = FACTOR * (KEYS.index(way.key) + 1)
-    left = {size: Row(role=coder.role, size=size, way=way.name) for size in references}
+    rest = {size: Row(role=coder.role, size=size, way=way.name) for size in references}
     lacking = why_not_compiled(coder.device) if way.slow else []
-    if lacking or not left:
-        yield from (replace(row, reason="; ".join(lacking)) for row in left.values())
+    if lacking or not rest:
+        yield from (replace(row, reason="; ".join(lacking)) for row in rest.values())
         return
     try:
         with way.make(coder) as runner:
             kept_mib = prepare(coder, way, runner)
             for size, reference in references.items():
                 progress.next(f"{coder.role}, {size}x{size}: {way.name}")
-                row = left.pop(size)
+                row = rest.pop(size)
                 if way.slow and time.monotonic() - since > COMPILE_LIMIT_S:
                     late = f"not compiled and timed within {COMPILE_LIMIT_S:.0f} s"
                     yield replace(row, reason=late)
@@ -116,7 +116,7 @@ def _of_way(
                     row = measure(coder, way, runner, size, fresh, runs, reference)
                     yield replace(row, kept_mib=kept_mib)
     except FAILED as failure:
-        yield from (replace(row, reason=why(failure)) for row in left.values())
+        yield from (replace(row, reason=why(failure)) for row in rest.values())
     finally:
         clean(coder.device)
 

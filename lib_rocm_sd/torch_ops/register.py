@@ -186,10 +186,10 @@ def _on_meta(row: TorchOp, arguments: Sequence[Any]) -> Results:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        made = shapes_of(row, *(_moved(item, "cpu") for item in arguments))
-    if isinstance(made, torch.Tensor):
-        return _moved(made, "meta")
-    return tuple(_moved(item, "meta") for item in made)
+        results = shapes_of(row, *(_moved(item, "cpu") for item in arguments))
+    if isinstance(results, torch.Tensor):
+        return _moved(results, "meta")
+    return tuple(_moved(item, "meta") for item in results)
 
 
 def _moved(item: Any, device: str) -> Any:
@@ -236,13 +236,13 @@ class _Recomputed(torch.autograd.Function):
         ctx.is_tensor = is_tensor
         with _below_autograd():
             followed = None if row.followed is None else row.followed(*arguments)
-            made, *beside = (overload(*arguments),) if followed is None else followed
+            result, *beside = (overload(*arguments),) if followed is None else followed
         kept = [t for t, is_one in zip(arguments, is_tensor, strict=True) if is_one]
         if row.keeps:
-            kept += (made,) if isinstance(made, torch.Tensor) else made
+            kept += (result,) if isinstance(result, torch.Tensor) else result
         kept += beside
         ctx.save_for_backward(*kept)
-        return made
+        return result
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -278,16 +278,16 @@ def gradients(
         for place in places:  # one tensor may be given twice
             own[place] = own[place].view_as(own[place])
         op, inputs = row.posed(*own)
-        made = row.result((by_formula if again else by_torch)(op, inputs), own[0])
-    outputs = (made,) if isinstance(made, torch.Tensor) else made
+        result = row.result((by_formula if again else by_torch)(op, inputs), own[0])
+    outputs = (result,) if isinstance(result, torch.Tensor) else result
     pairs = [pair for pair in zip(outputs, grads, strict=True) if pair[0].requires_grad]
     chosen = [own[place] for place in places]
-    found = torch.autograd.grad(
+    values = torch.autograd.grad(
         *([each[0] for each in pairs], chosen, [each[1] for each in pairs]),
         create_graph=again,
         allow_unused=True,
     )
     every: list[torch.Tensor | None] = [None] * len(own)
-    for place, gradient in zip(places, found, strict=True):
+    for place, gradient in zip(places, values, strict=True):
         every[place] = gradient
     return every

@@ -67,8 +67,8 @@ def _attention_followed(
     """With the log-sum-exp, where kernels of ours may make the gradients; torch's would not read
     it.
     """
-    known = isinstance(q, Tensor) and q.ndim == 4 and identify(q.device).arch is not None
-    if not known or DTYPE_NAMES.get(q.dtype) not in kernel.DTYPES:
+    has_row = isinstance(q, Tensor) and q.ndim == 4 and identify(q.device).arch is not None
+    if not has_row or DTYPE_NAMES.get(q.dtype) not in kernel.DTYPES:
         return None
     if kernel.head_dim_refusals(q.shape[3]) or wanted((mask,)):
         return None
@@ -111,11 +111,11 @@ def _conv(
         raise ValueError(f"kind {kind} is none of {', '.join(CONVS)}")
     finish = group_norm_finalize if following is not None and weights is not _fresh else None
     try:
-        held = weights(weight, bias)
+        ready = weights(weight, bias)
     except ValueError as error:
         raise ValueError(f"{error}, {described(x=x)}") from None
     inputs = ConvInputs(
-        *(x, held, norm, shortcut, following, None, None, None, finish),
+        *(x, ready, norm, shortcut, following, None, None, None, finish),
         *(embedding, shortcut_weight),
     )
     return CONVS[kind], inputs
@@ -191,17 +191,19 @@ def _silu_gradients(asked: BackwardCall) -> Gradients:
 def _layer_norm_gradients(asked: BackwardCall) -> Gradients:
     inputs, _, wanted, grads = asked
     x, gamma, _, eps, _ = inputs
-    made = torch.ops.rocm_sd.layer_norm_backward.default(grads[0], x, gamma, eps, any(wanted[1:3]))
-    return _chosen(made, inputs[:3], wanted)
+    gradients = torch.ops.rocm_sd.layer_norm_backward.default(
+        grads[0], x, gamma, eps, any(wanted[1:3])
+    )
+    return _chosen(gradients, inputs[:3], wanted)
 
 
 def _added_gradients(asked: BackwardCall) -> Gradients:
     inputs, _, wanted, grads = asked
     x, gamma, _, eps, added = inputs
-    made = torch.ops.rocm_sd.layer_norm_added_backward.default(
+    gradients = torch.ops.rocm_sd.layer_norm_added_backward.default(
         *(*grads, x, added, gamma, eps, any(wanted[2:4]))
     )
-    of_x, *others = _chosen(made, inputs[:3], (any(wanted[:2]), *wanted[2:4]))
+    of_x, *others = _chosen(gradients, inputs[:3], (any(wanted[:2]), *wanted[2:4]))
     return [of_x if wanted[0] else None, of_x if wanted[1] else None, *others]
 
 
@@ -267,8 +269,8 @@ def _linear(
     )
     if lacking:
         given = dict(x=x, weight=weight, weight_1=weight_1, bias_1=bias_1)
-        told = described(**given, weight_2=weight_2, bias_2=bias_2)
-        raise ValueError(f"{'; '.join(lacking)}: {told}")
+        shapes = described(**given, weight_2=weight_2, bias_2=bias_2)
+        raise ValueError(f"{'; '.join(lacking)}: {shapes}")
     layers = [(weight, bias)]
     layers += [(w, b) for w, b in ((weight_1, bias_1), (weight_2, bias_2)) if w is not None]
     weights, biases = zip(*layers, strict=True)
@@ -290,13 +292,13 @@ def _linear_door(inputs: LinearInputs) -> Tensor:
     x, weight, bias, residual, out, *others, gate, more = inputs
     operator = torch.ops.rocm_sd.linear.default
     if not more:
-        made: Tensor = operator(x, weight, bias, residual, gate, *others)
+        product: Tensor = operator(x, weight, bias, residual, gate, *others)
     else:
         flat = (weight, bias, *others, *more)
         parts = [operator(x, w, b) for w, b in zip(flat[::2], flat[1::2], strict=True)]
-        made = torch.cat(parts, 1)
-        made = made if residual is None else made + residual
-    return made if out is None else out.copy_(made)
+        product = torch.cat(parts, 1)
+        product = product if residual is None else product + residual
+    return product if out is None else out.copy_(product)
 
 
 NORMS = (NORM_OF, SILU, NORMED, ADDED, NORMED_BACKWARD, ADDED_BACKWARD, SILU_BACKWARD)
@@ -321,8 +323,8 @@ def _gradients_door(*rows: TorchOp) -> Callable[[Any], Any]:
     door = _door(*rows)
 
     def chosen(inputs: Any) -> Any:
-        made = door(inputs)
-        return made if inputs.affine else (made[0], None, None)
+        gradients = door(inputs)
+        return gradients if inputs.affine else (gradients[0], None, None)
 
     return chosen
 

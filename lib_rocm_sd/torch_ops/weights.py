@@ -53,9 +53,9 @@ class KeptWeights:
             if any(counted is None for counted in facts[0]) or weight.is_inference():
                 return made
             known = self._keep(weight, bias, facts, made)
-        found = copy.copy(known.made)
-        found.weight = weight
-        return found
+        own = copy.copy(known.made)
+        own.weight = weight
+        return own
 
     def _keep(
         self,
