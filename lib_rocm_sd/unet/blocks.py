@@ -25,6 +25,8 @@ from lib_rocm_sd.unet.parts import (
     Block,
     BlockCall,
     Ends,
+    ImageAttention,
+    ImageAttentionCall,
     ImageCall,
     KeysValues,
     Resample,
@@ -381,6 +383,46 @@ def _attention(
             mixed = compute.added(mixed, more, source.scale, given.get(source.region))
     assert mixed is not None
     return mixed.flatten(0, 1)
+
+
+def image_attention(
+    parts: ImageAttention, call: ImageAttentionCall, means: Means, calls: Calls
+) -> torch.Tensor:
+    """Attention of an image's pixels over the context and themselves."""
+    ready = means.prompts.of(call.context, parts.added)
+    if ready is None:
+        run = partial(_image_attention, parts, None)
+        return calls.recorded(run, {"x": call.x, "context": call.context})
+    run = partial(_image_attention, parts, ready.side.columns[parts.added])
+    return calls.recorded(run, {"x": call.x, "prompt": ready.rows}, (ready.side,))
+
+
+def _image_attention(
+    parts: ImageAttention,
+    columns: tuple[int, int] | None,
+    calls: Calls,
+    x: torch.Tensor,
+    context: torch.Tensor | None = None,
+    prompt: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run it on x (N, C, H, W). Keys and values of the context are `columns` of the prompt, or are
+    made here.
+    """
+    x = pixels(x)
+    batch, channels, heads = x.shape[0], x.shape[3], parts.own.heads
+    tokens = compute.group_norm(calls, "norm", x, parts.norm, False).view(-1, channels)
+    joint = compute.linear(calls, "qkv", tokens, *parts.own.of_x)
+    q, *own = joint.view(batch, -1, 3, heads, joint.shape[1] // (3 * heads)).unbind(2)
+    if prompt is not None and columns is not None:
+        made = prompt.narrow(1, *columns)
+    else:
+        assert context is not None
+        made = compute.linear(calls, "kv", context.flatten(0, 1), *parts.added.layers)
+    added = made.unflatten(0, (batch, -1)).unflatten(2, (2, heads, -1)).unbind(2)
+    k, v = (torch.cat(each, 1) for each in zip(added, own, strict=True))
+    mixed = compute.attention(calls, "attention", q, k, v).view(len(tokens), -1)
+    y = compute.linear(calls, "out", mixed, parts.own.to_out, residual=x.view(-1, channels))
+    return image(y.view(x.shape))
 
 
 def resample(parts: Resample, call: ImageCall, means: Means, calls: Calls) -> torch.Tensor:

@@ -52,6 +52,7 @@ TITLES = (
     "upsampling",
     "downsampling",
     "first and last layers",
+    "image attention",
     "joint transformer block",
 )
 Find = Callable[[nn.Module], list[tuple[nn.Module, Kind]]]

@@ -6,7 +6,7 @@ Modules, not their parameters: these are read from the modules in each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -146,6 +146,24 @@ class Transformer:
 
 
 @dataclass(frozen=True, eq=False)
+class ImageAttention:
+    """x + to_out(attention(to_q(norm(x)), ..)), pixels being tokens: over what `added` makes of the
+    context, and then these tokens.
+    """
+
+    norm: nn.GroupNorm
+    own: Attention
+    added: KeysValues
+
+    def leaves(self) -> list[nn.Module]:
+        return [self.norm, *self.own.leaves(), *self.added.layers]
+
+    def crossing(self) -> tuple[Attention, ...]:
+        """That of the context alone."""
+        return (replace(self.own, to_kv=self.added),)
+
+
+@dataclass(frozen=True, eq=False)
 class Resample:
     """A 3x3 convolution of x enlarged to twice its size (nearest), or in steps of two pixels."""
 
@@ -253,4 +271,15 @@ class TransformerCall(NamedTuple):
         return ()
 
 
-Call = ImageCall | BlockCall | TransformerCall
+class ImageAttentionCall(NamedTuple):
+    """x (N, C, H, W), context (N, keys, E)."""
+
+    x: torch.Tensor
+    context: torch.Tensor
+
+    @property
+    def others(self) -> tuple[Any, ...]:
+        return (self.context,)
+
+
+Call = ImageCall | BlockCall | TransformerCall | ImageAttentionCall

@@ -22,8 +22,18 @@ from lib_rocm_sd.unet.blocks import Inner, Means, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading
 from lib_rocm_sd.unet.merged import hosts_weight, merged_among
-from lib_rocm_sd.unet.parts import Block, ImageCall, Parts, Resnet, TransformerCall
+from lib_rocm_sd.unet.parts import (
+    Block,
+    ImageAttentionCall,
+    ImageCall,
+    Parts,
+    Resnet,
+    TransformerCall,
+)
 from lib_rocm_sd.unet.weights import laid
+
+IMAGES = (ImageCall, TransformerCall, ImageAttentionCall)
+"""What asks for an image (N, C, H, W); others ask for tokens."""
 
 
 class BlockStandIn(StandIn):
@@ -247,7 +257,7 @@ def _suits(call: Any, reading: Reading) -> bool:
         dtype == weight.dtype
         and dtype in HALVES
         and x.device == weight.device
-        and x.ndim == (4 if isinstance(call, ImageCall | TransformerCall) else 3)
+        and x.ndim == (4 if isinstance(call, IMAGES) else 3)
         and 0 not in x.shape
         and (type(call) is not ImageCall or _embeds(call.emb, reading.parts, dtype))
     )

@@ -19,7 +19,7 @@ from lib_rocm_sd.unet.blocks import Inner, Means
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
 from lib_rocm_sd.unet.merged import merged_among
-from lib_rocm_sd.unet.parts import Block, Resnet
+from lib_rocm_sd.unet.parts import Block, ImageAttention, Resnet
 from lib_rocm_sd.unet.shared import Embeddings, Prompts, Regions
 from lib_rocm_sd.unet.spot import STEPS, SpotCheck
 from lib_rocm_sd.unet.stand_in import BlockStandIn
@@ -91,7 +91,7 @@ class UnetTakeover:
         ours = [each.parts for each in self._stand_ins.values() if each.is_put_in]
         timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
         self._embeddings.timed = tuple(each for each in timed if each is not None)
-        blocks = (each for each in ours if isinstance(each, Block))
+        blocks = (each for each in ours if isinstance(each, Block | ImageAttention))
         self._prompts.share([part for each in blocks for part in each.crossing()])
 
     def _take(self, module: nn.Module, kind: Kind, anew: bool) -> None:

@@ -284,3 +284,36 @@ def test_a_layer_of_a_controlnets_result_that_changes_is_called(controlled: Pipe
         del net.controlnet_mid_block.forward
     assert last.ours == last.total - 1
     assert models.errors(ours, controlled_step(controlled))[0] > 0.05
+
+
+@pytest.fixture(scope="module")
+def kandinsky() -> Pipeline:
+    return Pipeline(models.diffusers_unet("Kandinsky").to(BF16))
+
+
+def test_attention_of_kandinskys_is_ours_where_it_may_be(kandinsky: Pipeline) -> None:
+    """A mask, as its prior's prompts have, and another processor are diffusers'."""
+    from diffusers.models.attention_processor import AttnAddedKVProcessor
+
+    def shown(patch: Any) -> Any:
+        return next(row for row in patch.unet.rows() if row.kind == "image attention")
+
+    given = models.in_dtype(models.diffusers_inputs("Kandinsky"), BF16)
+    mask = torch.ones(2, 77)
+    mask[:, 40:] = 0
+    masked = {**given, "encoder_attention_mask": mask.bool()}
+    theirs, apart = (models.step(kandinsky.unet, each) for each in (given, masked))
+    attention = kandinsky.unet.mid_block.attentions[0]
+    with host.patched(kandinsky, unet=True) as patch:
+        for _ in range(2):
+            ours = models.step(kandinsky.unet, given)
+        assert (shown(patch).ours, shown(patch).left) == (shown(patch).total, {})
+        assert models.errors(ours, theirs)[0] < 0.05 and not torch.equal(ours, theirs)
+        assert models.errors(models.step(kandinsky.unet, masked), apart)[0] < 0.05
+        before, attention.processor = attention.processor, AttnAddedKVProcessor()
+        assert models.errors(models.step(kandinsky.unet, given), theirs)[0] < 0.05
+        assert shown(patch).left == {"its processor is a AttnAddedKVProcessor": 1}
+        attention.processor = before
+    assert models.errors(apart, theirs)[0] > 0.05
+    assert torch.equal(models.step(kandinsky.unet, given), theirs)
+    assert not any("forward" in vars(module) for module in kandinsky.unet.modules())

@@ -27,10 +27,17 @@ from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
 from lib_rocm_sd.hosts.read.dit import family_of
 from lib_rocm_sd.hosts.read.findings import Findings
-from lib_rocm_sd.hosts.read.unet_diffusers import HOME, PROCESSORS, TORCHS, code_of
+from lib_rocm_sd.hosts.read.unet_diffusers import (
+    HOME,
+    PROCESSORS,
+    TORCHS,
+    code_of,
+    is_image_attention,
+)
 from lib_rocm_sd.modules.faster import Contest, is_wanted
 from lib_rocm_sd.modules.stand_in import is_compiling
 from lib_rocm_sd.modules.watch import Code, is_intercepted
+from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet.takeover import UnetTakeover
 from lib_rocm_sd.vae.policy import MODES, checked_budget
 
@@ -184,7 +191,7 @@ def patched(
     gate.begin()
     session = session.patiently() if wait else session
     with ExitStack() as stack:
-        found, left = stack.enter_context(_patched_attention(pipeline, session))
+        found, left = stack.enter_context(_patched_attention(pipeline, session, unet))
         part = VaePatch({}, {})
         if mode is not False and getattr(pipeline, "vae", None) is not None:
             part = stack.enter_context(patched_vae(pipeline.vae, str(mode), budget_bytes, session))
@@ -240,10 +247,10 @@ def switched_on(pipeline: Any, **options: Any) -> Switch:
 
 @contextmanager
 def _patched_attention(
-    pipeline: Any, session: Session
+    pipeline: Any, session: Session, unet: bool
 ) -> Iterator[tuple[Attentions, Counter[str]]]:
     """The attention modules that are ours, and how many are not, by what their processor is."""
-    found, left = _look(pipeline, session)
+    found, left = _look(pipeline, session, unet)
     if left:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(left.items()))
         session.report.event(f"diffusers: attention processors left alone: {kinds}")
@@ -254,7 +261,8 @@ def _patched_attention(
         found.take_out()
 
 
-def _look(pipeline: Any, session: Session) -> tuple[Attentions, Counter[str]]:
+def _look(pipeline: Any, session: Session, unet: bool) -> tuple[Attentions, Counter[str]]:
+    """`unet`: blocks are ours, and some attentions are such."""
     from diffusers.models import attention_processor as theirs
 
     known = {
@@ -265,6 +273,8 @@ def _look(pipeline: Any, session: Session) -> tuple[Attentions, Counter[str]]:
         processor = attn.processor
         if isinstance(processor, EngineAttnProcessor) or is_served(attn):
             continue  # by an outer `with`
+        if unet and is_image_attention(attn) and attn.to_q.weight.dtype in HALVES:
+            continue
         why_not = components.not_served(processor)
         changed = Findings(HOME)
         for owner, key in code_of(processor) if type(processor) in known else ():

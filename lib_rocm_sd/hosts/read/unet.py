@@ -10,7 +10,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit import program
-from lib_rocm_sd.hosts.read import dit
+from lib_rocm_sd.hosts.read import dit, unet_diffusers
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
@@ -106,6 +106,14 @@ _JOINT = {
 }
 
 
+_IMAGE_ATTENTION = Kind(
+    TITLES[-2],
+    partial(_read, "diffusers", unet_diffusers.image_attention),
+    unet_diffusers.image_attention_call,
+    blocks.image_attention,
+)
+
+
 def blocks_of(model: nn.Module) -> list[tuple[nn.Module, Kind]]:
     """The blocks of a UNet, or of a ControlNet, each with its kind, in its own order."""
     inner = list(_within(model, set()))
@@ -133,6 +141,9 @@ def _within(module: nn.Module, taken: set[nn.Module]) -> Iterator[tuple[nn.Modul
     joint = _JOINT.get(dit.family_of(module))
     if joint is not None:
         yield module, joint
+        return
+    if unet_diffusers.is_image_attention(module):
+        yield module, _IMAGE_ATTENTION
         return
     known = _known(module)
     if known is None:

@@ -18,6 +18,8 @@ from lib_rocm_sd.unet.parts import (
     Attention,
     Block,
     BlockCall,
+    ImageAttention,
+    ImageAttentionCall,
     ImageCall,
     KeysValues,
     More,
@@ -46,6 +48,7 @@ pixels of it.
 HOME = "diffusers.models.attention_processor"
 TORCHS = "AttnProcessor2_0"
 """It calls torch's attention without a scale, whatever that of its module."""
+_ADDS = "AttnAddedKVProcessor2_0"
 _PLAIN_RESNET = {"pre_norm": True, "output_scale_factor": 1.0}
 _MODULATED = "scale_shift"
 _RESIZED = ("upsample", "downsample")
@@ -173,6 +176,62 @@ def _weighed(processor: Any, mask: torch.Tensor, batch: int, tokens: int) -> tor
     home: Any = vars(sys.modules[type(processor).__module__])[_MASKS]
     made: torch.Tensor = home.downsample(mask, batch, tokens, 1)
     return made
+
+
+def image_attention_call(
+    module: Any,
+    hidden_states: Any,
+    encoder_hidden_states: Any = None,
+    attention_mask: Any = None,
+    **more: Any,
+) -> ImageAttentionCall | None:
+    """A mask, and a context that does not fit, are not for us."""
+    x, context = hidden_states, encoder_hidden_states
+    if attention_mask is not None or more or not isinstance(context, torch.Tensor):
+        return None
+    same = (context.dtype, context.device, len(context)) == (x.dtype, x.device, len(x))
+    return ImageAttentionCall(x, context) if same and context.ndim == 3 else None
+
+
+def is_image_attention(module: nn.Module) -> bool:
+    """Whether it is one of Kandinsky's, amid a UNet's residual blocks."""
+    named = (type(module).__module__, type(module).__name__) == (HOME, "Attention")
+    keys = ("add_k_proj", "group_norm")
+    return named and all(getattr(module, key, None) is not None for key in keys)
+
+
+def image_attention(found: Findings, module: Any) -> ImageAttention | None:
+    """Attention as AttnAddedKVProcessor2_0 computes it, which calls torch's without a scale."""
+    added, layers = ("add_k_proj", "add_v_proj"), ("to_q", "to_k", "to_v")
+    children = ("group_norm", *layers, *added, "to_out", "processor")
+    if not found.block(module, "attention", ("Attention",), children, root=True):
+        return None
+    expected = {"norm_cross": None, "spatial_norm": None, "only_cross_attention": False}
+    found.settings(module, "attention", expected)
+    found.watch(module, "processor", "heads")
+    processor = processor_of(module)
+    if (type(processor).__module__, type(processor).__name__) != (HOME, _ADDS):
+        found.add(f"its processor is a {type(processor).__name__}")
+        return None
+    for owner, key in code_of(processor):
+        found.function(owner, key, "processor")
+    if not found.listed(module, "to_out", "", 2):
+        return None
+    found.no_dropout(module, "to_out.1")
+    norm, heads = found.group_norm(module, "group_norm"), module.heads
+    read = [found.linear(module, key) for key in (*layers, *added, "to_out.0")]
+    linear = [each for each in read if each is not None]
+    if norm is None or len(linear) < len(read):
+        return None
+    *five, out = linear
+    widths = {each.out_features for each in five} | {out.in_features}
+    if len(widths) > 1 or heads < 1 or out.in_features % heads:
+        found.add(f"{heads} heads of queries, keys and values {sorted(widths)} wide")
+        return None
+    q, k, v, *both = five
+    return ImageAttention(
+        norm, Attention(q, KeysValues((k, v)), out, heads), KeysValues(tuple(both))
+    )
 
 
 def resample_call(module: Any, hidden_states: Any, output_size: Any = None) -> ImageCall | None:
