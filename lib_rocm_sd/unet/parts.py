@@ -253,6 +253,11 @@ class BlockCall(NamedTuple):
     attn2: Callable[..., torch.Tensor] | None = None
 
     @property
+    def replaced(self) -> tuple[str, ...]:
+        """Which of its attentions another is called for."""
+        return tuple(name for name in ("attn1", "attn2") if getattr(self, name) is not None)
+
+    @property
     def others(self) -> tuple[Any, ...]:
         return (self.context, self.mask, *(each.context for each in self.more))
 

@@ -54,6 +54,7 @@ class BlockStandIn(StandIn):
         self._told: Callable[[str], None] = session.report.event
         self._barred = self._left = ""
         self._last_refusal = ""
+        self._replaced: tuple[str, ...] = ()
         self._leaves: tuple[nn.Module, ...] = ()
         self._reading = self._read()
 
@@ -76,6 +77,12 @@ class BlockStandIn(StandIn):
         """Why the block is the module's own; empty where it is ours."""
         why = self._barred or self._means.spot.left.get(self.kind.title, "") or self._left
         return self.reading.reasons or ((why,) if why else ())
+
+    @property
+    def partly(self) -> tuple[str, ...]:
+        """Why modules within are called as they are, or others in their place in the last call."""
+        found = (f"{name} is replaced in this layer" for name in self._replaced)
+        return (*self.reading.partly, *found)
 
     def forget(self) -> None:
         """Keep nothing of past calls: somebody may keep us."""
@@ -110,6 +117,7 @@ class BlockStandIn(StandIn):
         try:
             call = self.kind.bind(self.module, *args, **kwargs)
             self._left = ""
+            self._replaced = getattr(call, "replaced", ())
         except UnknownModuleError as error:
             self._left = "; ".join(error.reasons)
             return None

@@ -192,7 +192,7 @@ class UnetTakeover:
         """One row for each kind of block that there is."""
         rows: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
         for module, stand_in in self._stand_ins.items():
-            reasons, partly = stand_in.reasons, stand_in.reading.partly
+            reasons, partly = stand_in.reasons, stand_in.partly
             if not reasons and not stand_in.is_put_in:
                 reasons = _displaced(module)
             rows.setdefault(stand_in.kind.title, []).append((reasons, () if reasons else partly))

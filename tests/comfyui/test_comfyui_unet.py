@@ -159,6 +159,9 @@ def test_a_replaced_attention_is_anothers_amid_our_block(
     assert len(normed) == 2 * in_plain and not near(theirs, plain)
     why = f"another node replaces it in some of them ({name})"
     assert left() == {f"UNet, transformer blocks' attention: {why}": 1}
+    rows = ours.rows()
+    partly = [row.partly for row in rows if row.kind == "transformer block"]
+    assert partly == [{f"{name} is replaced in this layer": 2 if len(place) == 2 else 1}]
 
 
 def test_what_comes_between_blocks_works(model: Any, blocks: None) -> None:
