@@ -57,6 +57,15 @@ def test_another_size_is_another_question(model: Any) -> None:
     assert counts() == TOTALS
 
 
+def test_who_measures_ours_has_it(model: Any) -> None:
+    theirs, clone = step(model), with_ours(model)
+    for _ in range(STEPS):
+        step(clone)
+    with faster.ours_whatever():
+        assert near(step(clone), theirs) and counts() == TOTALS
+    assert torch.equal(step(clone), theirs)
+
+
 def test_the_faster_way_stays(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MS, "ours", 1.0)
     theirs, clone = step(model), with_ours(model)

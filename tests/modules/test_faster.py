@@ -231,6 +231,13 @@ def test_what_is_not_for_a_contest_is_computed_as_it_comes(
     assert not contest._kinds
 
 
+def test_who_measures_ours_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(faster.VARIABLE)
+    with faster.ours_whatever():
+        assert not faster.is_wanted()
+    assert faster.is_wanted()
+
+
 def test_no_switch_after_the_end(card: Card) -> None:
     contest = card.contest()
     card.run(contest, OURS)

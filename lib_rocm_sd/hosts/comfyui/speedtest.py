@@ -31,6 +31,7 @@ from lib_rocm_sd.lab.speed_result import OURS, WHAT, Document, Request
 from lib_rocm_sd.lab.speed_session import session as speed
 from lib_rocm_sd.lab.speed_text import machine_line, printable, to_markdown
 from lib_rocm_sd.lab.svg import COLOURS, number
+from lib_rocm_sd.modules.faster import ours_whatever
 from lib_rocm_sd.runtime import background
 
 FOLDER = "rocm-sd-speed-test"
@@ -139,7 +140,7 @@ def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:
         why = "; ".join(unet.unusable(device))
         if why:
             raise ValueError(f"the UNet's blocks are not ours: {why}")
-        with with_options(ours):
+        with ours_whatever(), with_options(ours):
             yield
 
     return Denoiser(

@@ -49,16 +49,12 @@ class TimedCalls:
         while self._handles:
             self._handles.pop().remove()
 
-    def forget(self) -> None:
-        """What was found out is looked up again; who asks for ours meanwhile has it."""
-        self.rest()
-        self._contest = None
-
     def why_theirs(self, unet: nn.Module | None) -> str:
         """Why the blocks of a UNet are the WebUI's; empty where they may be ours."""
         contest = self._contest
-        mine = contest is not None and unet is not None and contest.model() is unet
-        return contest.why_theirs if contest is not None and mine else ""
+        if contest is None or unet is None or contest.model() is not unet or not is_wanted():
+            return ""
+        return contest.why_theirs
 
     def news(self) -> list[str]:
         """What was found out since it was asked last, for the note under the picture."""

@@ -43,6 +43,7 @@ from lib_rocm_sd.lab.speed_job import (
     Steps,
 )
 from lib_rocm_sd.lab.speed_session import session
+from lib_rocm_sd.modules.faster import ours_whatever
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.runtime import background
 
@@ -379,12 +380,12 @@ def ours() -> Iterator[None]:
     """Within this, the blocks are ours as by *UNet* Auto. ValueError where none can be."""
     asked = Options(level=a1111_session.current().level, unet="Auto")
     several.session.end()
-    unet_host.session.timed.forget()
-    unet_host.session.begin()
-    unet_host.session.establish(asked)
     try:
-        check(asked)
-        yield
+        with ours_whatever():
+            unet_host.session.begin()
+            unet_host.session.establish(asked)
+            check(asked)
+            yield
     finally:
         unet_host.session.end()
 

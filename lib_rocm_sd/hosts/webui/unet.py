@@ -300,7 +300,7 @@ class UnetSession:
 
     def end(self) -> None:
         """Leave the UNet as it is without us."""
-        self.timed.forget()
+        self.timed.rest()
         with self._lock:
             self._wish = None
             self._hold(None)
