@@ -1,9 +1,10 @@
-"""The blocks of diffusers' SD3Transformer2DModel and of ComfyUI's MMDiT: their parts, and what a
-call asks for.
+"""The blocks of diffusers' SD3Transformer2DModel, and of ComfyUI's and AUTOMATIC1111's MMDiT: their
+parts, and what a call asks for.
 
 Read in diffusers 0.42.1: models/attention.py, JointTransformerBlock; models/normalization.py;
 models/attention_processor.py, JointAttnProcessor2_0. In Comfy-Org/ComfyUI a125cd84 (0.3.64):
-comfy/ldm/modules/diffusionmodules/mmdit.py.
+comfy/ldm/modules/diffusionmodules/mmdit.py. In lshqqytiger/stable-diffusion-webui-amdgpu e61adddd:
+modules/models/sd3/mmdit.py.
 """
 
 from __future__ import annotations
@@ -192,9 +193,8 @@ def _feed_forward(found: Findings, module: Any, name: str) -> FeedForward | None
     return None if up is None or down is None else FeedForward(up, down)
 
 
-# ComfyUI's, which has a block for each stream beneath a block of both.
+# ComfyUI's and AUTOMATIC1111's, which have a block for each stream beneath a block of both.
 
-COMFYS = "comfy.ldm.modules.diffusionmodules.mmdit"
 COMFYS_CLASS = "JointBlock"
 
 
@@ -213,7 +213,9 @@ def comfys_joint(found: Findings, module: Any) -> Joint | None:
     """The parts of a block; what is not as expected goes to `found`."""
     if not found.block(module, "block", (COMFYS_CLASS,), ("context_block", "x_block"), root=True):
         return None
-    found.function(sys.modules[type(module).__module__], "_block_mixing", "block")
+    home = sys.modules[type(module).__module__]
+    mixing = "_block_mixing" if hasattr(home, "_block_mixing") else "block_mixing"
+    found.function(home, mixing, "block")
     picture, prompt = module.x_block, module.context_block
     for name, each in (("x_block", picture), ("context_block", prompt)):
         children = ("norm1", "attn", "attn2", "norm2", "mlp", "adaLN_modulation")
@@ -222,9 +224,9 @@ def comfys_joint(found: Findings, module: Any) -> Joint | None:
         found.settings(each, name, {"scale_mod_only": False})
     found.settings(picture, "x_block", {"pre_only": False})
     found.settings(prompt, "context_block", {"x_block_self_attn": False})
-    rows = _BOTH + (OWN if picture.x_block_self_attn else ())
-    own = None
-    if picture.x_block_self_attn:
+    own, twice = None, getattr(picture, "x_block_self_attn", False)
+    rows = _BOTH + (OWN if twice else ())
+    if twice:
         own = _comfys_heads(found, picture, "attn2", "x_block")
         if own is None:
             return None
@@ -279,7 +281,7 @@ def _comfys_heads(found: Findings, block: Any, key: str, name: str) -> Heads | N
     return Heads(module, (qkv,), out, norm_q, norm_k)
 
 
-CLASSES = {"diffusers": CLASS, "comfy": COMFYS_CLASS}
+CLASSES = {"diffusers": CLASS, "comfy": COMFYS_CLASS, "modules": COMFYS_CLASS}
 """By the package that defines it."""
 
 

@@ -35,6 +35,7 @@ LINEAR_CLASSES = {
     "diffusers.models.lora.LoRACompatibleLinear",
     "comfy.ops.disable_weight_init.Linear",
     "ldm_patched.modules.ops.disable_weight_init.Linear",
+    "modules.models.sd3.mmdit.QkvLinear",
     FORGES_LINEAR,
 }
 LAYER_NORM_CLASSES = {
@@ -46,6 +47,7 @@ LAYER_NORM_CLASSES = {
 RMS_NORM_CLASSES = {
     "diffusers.models.normalization.RMSNorm",
     "comfy.ldm.modules.diffusionmodules.mmdit.RMSNorm",
+    "modules.models.sd3.mmdit.RMSNorm",
 }
 GROUP_NORM_CLASSES = {
     "torch.nn.modules.normalization.GroupNorm",

@@ -102,6 +102,7 @@ _JOINT = {
     for family, read, bind in (
         ("diffusers", dit.joint, dit.joint_call),
         ("comfy", dit.comfys_joint, dit.comfys_call),
+        ("modules", dit.comfys_joint, dit.comfys_call),
     )
 }
 

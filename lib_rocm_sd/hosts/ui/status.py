@@ -49,6 +49,7 @@ BLOCKS = {
     "residual block": "residual blocks",
     "transformer": "transformers",
     "transformer block": "transformer blocks",
+    "joint transformer block": "joint transformer blocks",
 }
 """The kinds of a UNet's blocks that have a plural."""
 

@@ -221,3 +221,40 @@ def test_sd3_transformers_attention_is_ours_and_its_text_encoders_is_not(
     choose(webui, "sdp - scaled dot product")
     assert mmdit.attention is theirs
     assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_sd3s_blocks_are_ours(start: Start, gpu: FakeGpu, autocast: bool) -> None:
+    """As the WebUI calls them, under its autocast, too."""
+    sd3: list[Any] = []
+
+    def load(webui: WebUI) -> None:
+        sd3.append(importlib.import_module(f"{SD3}.mmdit"))
+
+    webui = start(gpu=gpu, dtype=torch.float16, before=load)
+    torch.manual_seed(0)
+    blocks = torch.nn.ModuleList(
+        sd3[0].JointBlock(64, 4, mlp_ratio=4.0, qkv_bias=True, pre_only=ends)
+        for ends in (False, True)
+    )
+    blocks = blocks.half().eval().requires_grad_(False)
+    given = [torch.randn(shape).half() for shape in ((2, 7, 64), (2, 24, 64), (2, 64))]
+
+    def step() -> torch.Tensor:
+        context, x, c = given
+        with torch.no_grad(), torch.autocast("cpu", torch.float16, enabled=autocast):
+            for block in blocks:
+                context, x = block(context, x, c=c)
+        return x
+
+    expected, unet = step(), webui.library("hosts.webui.unet")
+    session = webui.library("engine.session").DEFAULT
+    taken = unet.UnetTakeover([blocks], session, unet.WebUIHook())
+    taken.take_over()
+    ours = step()
+    (row,) = taken.report()
+    assert (row.kind, row.ours, row.total) == ("joint transformer block", 2, 2)
+    assert not torch.equal(ours, expected)
+    torch.testing.assert_close(ours, expected.to(ours), atol=1e-2, rtol=2e-2)
+    taken.give_back()
+    assert torch.equal(step(), expected)
