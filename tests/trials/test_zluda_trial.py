@@ -139,7 +139,7 @@ def test_a_stream_that_hip_does_not_know_is_refused(
     side = zluda_library.Torch(families["boxed"], scale_code.code)
     side.driver.translate = lambda handle: handle
     found, begun = examine("boxed", side)
-    assert "invalid resource handle" in found["reason"] and tuple(begun) == STEPS
+    assert "hipModuleLaunchKernel: invalid argument" in found["reason"] and tuple(begun) == STEPS
 
 
 class Failing(zluda_library.Torch):
