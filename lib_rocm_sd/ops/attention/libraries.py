@@ -62,10 +62,10 @@ class _Library(Variant[AttentionProblem, AttentionInputs]):
         )
 
     def input_refusals(self, inputs: AttentionInputs) -> list[str]:
-        named = zip("qkv", inputs[:3], strict=True)
-        far = [name for name, t in named if t.shape[3] > 1 and t.stride(3) != 1]
-        found = reasons((far, f"the last stride of {', '.join(far)} is not 1"))
-        return found + gradient_refusals(*inputs[:3])
+        tensors = zip("qkv", inputs[:3], strict=True)
+        far = [name for name, t in tensors if t.shape[3] > 1 and t.stride(3) != 1]
+        refusals = reasons((far, f"the last stride of {', '.join(far)} is not 1"))
+        return refusals + gradient_refusals(*inputs[:3])
 
 
 class XformersAttention(_Library):
@@ -91,8 +91,8 @@ class XformersAttention(_Library):
         q, k, v, mask, scale = call.inputs
         forward = optional.module(self.module).memory_efficient_attention_forward
         with optional.calling(self.package):
-            made: torch.Tensor = forward(q, k, v, attn_bias=_bias(mask, q, k), scale=scale)
-        return made.flatten(2)
+            output: torch.Tensor = forward(q, k, v, attn_bias=_bias(mask, q, k), scale=scale)
+        return output.flatten(2)
 
 
 def _bias(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
@@ -125,10 +125,10 @@ class FlashAttention(_Library):
         return f" (on ROCm {TRITON_SWITCH}=TRUE, set at the start, takes its kernels in Triton)"
 
     def limits(self, problem: AttentionProblem) -> list[str]:
-        chosen = bool(getattr(optional.module(self.module), "USE_TRITON_ROCM", False))
-        other = "Triton" if chosen else "compiled"
+        triton = bool(getattr(optional.module(self.module), "USE_TRITON_ROCM", False))
+        other = "Triton" if triton else "compiled"
         return super().limits(problem) + reasons(
-            (chosen != self._in_triton, f"this process has its {other} kernels: {TRITON_SWITCH}"),
+            (triton != self._in_triton, f"this process has its {other} kernels: {TRITON_SWITCH}"),
             (problem.mask != "none", f"a {problem.mask} mask: it takes none"),
         )
 
@@ -136,8 +136,8 @@ class FlashAttention(_Library):
         q, k, v, _, scale = call.inputs
         attend: Any = optional.module(self.module).flash_attn_func
         with optional.calling(self.package):
-            made: torch.Tensor = attend(q, k, v, softmax_scale=scale)
-        return made.flatten(2)
+            output: torch.Tensor = attend(q, k, v, softmax_scale=scale)
+        return output.flatten(2)
 
 
 LIBRARIES: tuple[Variant[AttentionProblem, AttentionInputs], ...] = (
@@ -213,11 +213,11 @@ def switch_refusals(backend: str) -> list[str]:
     """Why this torch cannot be told to take `backend`."""
     module = _module()
     if module is None:
-        known = hasattr(torch.backends.cuda, "sdp_kernel") and backend in OLD_SWITCHES
+        has_switch = hasattr(torch.backends.cuda, "sdp_kernel") and backend in OLD_SWITCHES
     else:
-        known = hasattr(module.SDPBackend, BACKENDS[backend])
+        has_switch = hasattr(module.SDPBackend, BACKENDS[backend])
     return reasons(
-        (not known, f"torch {torch.__version__} has no switch for {backend} attention"),
+        (not has_switch, f"torch {torch.__version__} has no switch for {backend} attention"),
         (
             backend == "cudnn" and torch.version.hip is not None,
             "cuDNN is NVIDIA's: there is none on ROCm",
@@ -245,9 +245,9 @@ def torchs_refusals(backend: str, problem: AttentionProblem, device: int) -> tup
         if ask(params, False):
             return ()
         ask(params, True)  # again, to be told why
-    said = dict.fromkeys(_words(str(each.message)) for each in heard)
-    told = [words for words in said if words and "not used because" not in words]
-    return (_refused(backend, told),)
+    notes = dict.fromkeys(_words(str(each.message)) for each in heard)
+    why = [words for words in notes if words and "not used because" not in words]
+    return (_refused(backend, why),)
 
 
 def _refused(backend: str, told: list[str]) -> str:
@@ -301,8 +301,8 @@ def only(backend: str) -> Iterator[None]:
     module = _module()
     with _switches:
         if module is None:
-            given = {argument: name in allowed for name, argument in OLD_SWITCHES.items()}
-            with torch.backends.cuda.sdp_kernel(**given):
+            switches = {argument: name in allowed for name, argument in OLD_SWITCHES.items()}
+            with torch.backends.cuda.sdp_kernel(**switches):
                 yield
             return
         with module.sdpa_kernel([getattr(module.SDPBackend, BACKENDS[name]) for name in allowed]):
@@ -315,8 +315,8 @@ def _module() -> Any:
         module = importlib.import_module("torch.nn.attention")
     except ImportError:
         return None
-    known = hasattr(module, "sdpa_kernel") and hasattr(module, "SDPBackend")
-    return module if known else None
+    is_new = hasattr(module, "sdpa_kernel") and hasattr(module, "SDPBackend")
+    return module if is_new else None
 
 
 # Attention by our kernel in Triton, where Triton is installed.
@@ -344,9 +344,9 @@ class TritonAttention(Variant[AttentionProblem, AttentionInputs]):
 
     def input_refusals(self, inputs: AttentionInputs) -> list[str]:
         q, k, v, mask, _ = inputs
-        named = [("q", q), ("k", k), ("v", v)]
-        far = [name for name, t in named if t.shape[3] > 1 and t.stride(3) != 1]
-        long = [name for name, t in named if (t.shape[1] - 1) * t.stride(1) + t.shape[3] >= REACH]
+        tensors = [("q", q), ("k", k), ("v", v)]
+        far = [name for name, t in tensors if t.shape[3] > 1 and t.stride(3) != 1]
+        long = [name for name, t in tensors if (t.shape[1] - 1) * t.stride(1) + t.shape[3] >= REACH]
         if mask is not None:
             full = expand_mask(mask, q, k)
             last = sum((full.shape[axis] - 1) * full.stride(axis) for axis in (2, 3))
@@ -359,13 +359,13 @@ class TritonAttention(Variant[AttentionProblem, AttentionInputs]):
     def configs(self, arch: Arch | None, problem: AttentionProblem) -> Sequence[Any]:
         if optional.absent(*TRITON):
             return (None,)
-        found: Sequence[Any] = optional.module(TRITON[1]).attention_configs(problem.head_dim)
-        return found
+        configs: Sequence[Any] = optional.module(TRITON[1]).attention_configs(problem.head_dim)
+        return configs
 
     def run(self, call: Call[AttentionProblem, AttentionInputs]) -> torch.Tensor:
         q, k, v, mask, scale = call.inputs
         full = None if mask is None else expand_mask(mask, q, k)
-        made: torch.Tensor = optional.module(TRITON[1]).attention(
+        output: torch.Tensor = optional.module(TRITON[1]).attention(
             call.config, q, k, v, full, scale_of(q, scale)
         )
-        return made
+        return output

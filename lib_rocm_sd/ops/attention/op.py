@@ -30,31 +30,31 @@ _MASKS = ("one row for all queries", "one per head", "keys apart")
 def trial_inputs(problem: AttentionProblem) -> TrialInputs:
     """Trial inputs for the class of `problem`. With a mask, they cover each kind of its strides."""
     p = replace(problem, batch=2, heads=2, seq_q=77, seq_k=131)
-    found = []
+    trials = []
     for batch, heads, seq_q, seq_k in _TAILS:
         tail = replace(p, batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k)
-        found.append((str(tail), partial(make_inputs, tail, CPU, SEED)))
+        trials.append((str(tail), partial(make_inputs, tail, CPU, SEED)))
     if problem.head_dim > 256:  # rows of scores as long as they will be
         rows = replace(p, batch=1, heads=1, seq_q=3, seq_k=problem.seq_k)
-        found.append((str(rows), partial(make_inputs, rows, CPU, SEED)))
-    found.append((f"{p}, views of one tensor", partial(_in_one, p)))
-    found.append((f"{p}, rows at odd addresses", partial(_unaligned, p)))
+        trials.append((str(rows), partial(make_inputs, rows, CPU, SEED)))
+    trials.append((f"{p}, views of one tensor", partial(_in_one, p)))
+    trials.append((f"{p}, rows at odd addresses", partial(_unaligned, p)))
     if p.mask != "none":
-        found += [(f"{p}, {name}", partial(_masked, p, name)) for name in _MASKS]
-    found.append((f"{p}, 2 GiB apart", partial(_far, p)))
-    return found
+        trials += [(f"{p}, {name}", partial(_masked, p, name)) for name in _MASKS]
+    trials.append((f"{p}, 2 GiB apart", partial(_far, p)))
+    return trials
 
 
 def _in_one(p: AttentionProblem) -> AttentionInputs:
     """q, k and v as views of one (B, S, 3, H, D)."""
-    made = make_inputs(replace(p, seq_k=p.seq_q), CPU, SEED)
-    q, k, v = torch.stack(made[:3], 2).unbind(2)
-    return AttentionInputs(q, k, v, made.mask)
+    inputs = make_inputs(replace(p, seq_k=p.seq_q), CPU, SEED)
+    q, k, v = torch.stack(inputs[:3], 2).unbind(2)
+    return AttentionInputs(q, k, v, inputs.mask)
 
 
 def _unaligned(p: AttentionProblem) -> AttentionInputs:
     """One element behind a multiple of 16 bytes, with gaps between heads."""
-    made = make_inputs(p, CPU, SEED)
+    inputs = make_inputs(p, CPU, SEED)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         wide = torch.zeros((*tensor.shape[:3], p.head_dim + 1), dtype=tensor.dtype)
@@ -62,12 +62,12 @@ def _unaligned(p: AttentionProblem) -> AttentionInputs:
         view.copy_(tensor)
         return view
 
-    return AttentionInputs(moved(made.q), moved(made.k), moved(made.v), made.mask)
+    return AttentionInputs(moved(inputs.q), moved(inputs.k), moved(inputs.v), inputs.mask)
 
 
 def _masked(p: AttentionProblem, kind: str) -> AttentionInputs:
-    made = make_inputs(p, CPU, SEED)
-    mask = made.mask
+    inputs = make_inputs(p, CPU, SEED)
+    mask = inputs.mask
     assert mask is not None
     if kind == _MASKS[0]:
         mask = mask[:1, :, :1].clone()
@@ -75,25 +75,25 @@ def _masked(p: AttentionProblem, kind: str) -> AttentionInputs:
         mask = torch.cat([mask.roll(head, 2) for head in range(p.heads)], 1)
     else:
         mask = mask.transpose(2, 3).contiguous().transpose(2, 3)
-    return made._replace(mask=mask)
+    return inputs._replace(mask=mask)
 
 
 def _far(p: AttentionProblem) -> AttentionInputs:
     """The second batch item lies beyond 2 GiB; of the memory between nothing is touched."""
-    made = make_inputs(p, CPU, SEED)
+    inputs = make_inputs(p, CPU, SEED)
     step = FAR_BYTES // ITEM_BYTES[p.dtype]
     rows = p.heads * p.head_dim
-    sizes = [t.shape[1] * rows for t in made[:3]]
-    whole = torch.empty(step + sum(sizes), dtype=made.q.dtype)
-    placed, first = [], 0
-    for tensor, size in zip(made[:3], sizes, strict=True):
+    sizes = [t.shape[1] * rows for t in inputs[:3]]
+    whole = torch.empty(step + sum(sizes), dtype=inputs.q.dtype)
+    views, first = [], 0
+    for tensor, size in zip(inputs[:3], sizes, strict=True):
         strides = (step, rows, p.head_dim, 1)
         view = whole.as_strided(tensor.shape, strides, first)
         view.copy_(tensor)
-        placed.append(view)
+        views.append(view)
         first += size
-    q, k, v = placed
-    return AttentionInputs(q, k, v, made.mask)
+    q, k, v = views
+    return AttentionInputs(q, k, v, inputs.mask)
 
 
 ATTENTION: Op[AttentionProblem, AttentionInputs] = Op(

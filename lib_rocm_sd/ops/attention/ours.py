@@ -119,10 +119,10 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
     def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
         if arch is None:
             return ["no supported GPU"]
-        p, found = problem, kernel.head_dim_refusals(problem.head_dim)
-        space = () if found else kernel.configs(arch, p.head_dim)
+        p, refusals = problem, kernel.head_dim_refusals(problem.head_dim)
+        space = () if refusals else kernel.configs(arch, p.head_dim)
         items = max((self.grid(p, config) * config.block for config in space), default=0)
-        return found + reasons(
+        return refusals + reasons(
             halves_only(p.dtype),
             (
                 p.mask not in kernel.MASK_KINDS,
@@ -134,11 +134,11 @@ class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
 
     def input_refusals(self, inputs: AttentionInputs) -> list[str]:
         q, k, v = inputs[:3]
-        named = (("q", q), ("k", k), ("v", v))
+        tensors = (("q", q), ("k", k), ("v", v))
         strides = reasons(
             *(
                 (t.shape[3] > 1 and t.stride(3) != 1, f"the last stride of {name} is not 1")
-                for name, t in named
+                for name, t in tensors
             )
         )
         return strides + gradient_refusals(q, k, v)

@@ -39,8 +39,8 @@ def formula(inputs: AttentionBackwardInputs, dtype: torch.dtype) -> Grads:
     mask = inputs.mask
     if mask is not None:
         mask = expand_mask(mask, inputs.q, inputs.k)
-    made = grads_of(q, k, v, grad, mask, scale_of(inputs.q, inputs.scale))
-    of_q, of_k, of_v = (t.transpose(1, 2) for t in made)
+    gradients = grads_of(q, k, v, grad, mask, scale_of(inputs.q, inputs.scale))
+    of_q, of_k, of_v = (t.transpose(1, 2) for t in gradients)
     return of_q, of_k, of_v
 
 

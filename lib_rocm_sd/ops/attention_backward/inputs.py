@@ -65,8 +65,8 @@ def problem_of(inputs: AttentionBackwardInputs) -> AttentionProblem:
             ),
         )
     if wrong:
-        given = described(q=q, k=inputs.k, output=output, grad=grad, lse=lse)
-        raise ValueError(f"{'; '.join(wrong)}: {given}")
+        shapes = described(q=q, k=inputs.k, output=output, grad=grad, lse=lse)
+        raise ValueError(f"{'; '.join(wrong)}: {shapes}")
     return problem
 
 
@@ -74,10 +74,10 @@ def make_inputs(
     problem: AttentionProblem, device: torch.device, seed: int
 ) -> AttentionBackwardInputs:
     """The forward's random inputs, what it gives for them, and a random gradient."""
-    given = attention_inputs.make_inputs(problem, device, seed)
+    inputs = attention_inputs.make_inputs(problem, device, seed)
     with torch.no_grad():
-        output, lse = SlicedAttention().run(Call(problem, given)), lse_of(given, problem)
+        output, lse = SlicedAttention().run(Call(problem, inputs)), lse_of(inputs, problem)
     generator = torch.Generator("cpu").manual_seed(seed + 1)
-    drawn = torch.randn(forward.output_shape(problem), generator=generator)
-    grad = drawn.to(DTYPES[problem.dtype]).to(device)
-    return AttentionBackwardInputs(*given[:3], output, grad, lse, given.mask, given.scale)
+    values = torch.randn(forward.output_shape(problem), generator=generator)
+    grad = values.to(DTYPES[problem.dtype]).to(device)
+    return AttentionBackwardInputs(*inputs[:3], output, grad, lse, inputs.mask, inputs.scale)

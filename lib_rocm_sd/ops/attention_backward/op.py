@@ -31,12 +31,12 @@ _TAILS = ((1, 3, 1, 1), (3, 1, 129, 64), (2, 2, 40, 255))
 def trial_inputs(problem: AttentionProblem) -> TrialInputs:
     """Trial inputs for the class of `problem`."""
     p = replace(problem, batch=2, heads=2, seq_q=77, seq_k=131)
-    found = []
+    trials = []
     for batch, heads, seq_q, seq_k in _TAILS:
         tail = replace(p, batch=batch, heads=heads, seq_q=seq_q, seq_k=seq_k)
-        found.append((str(tail), partial(make_inputs, tail, CPU, SEED)))
+        trials.append((str(tail), partial(make_inputs, tail, CPU, SEED)))
     return (
-        *found,
+        *trials,
         (f"{p}, views of one tensor", partial(_in_one, p)),
         (f"{p}, rows at odd addresses", partial(_unaligned, p)),
     )
@@ -44,21 +44,21 @@ def trial_inputs(problem: AttentionProblem) -> TrialInputs:
 
 def _in_one(p: AttentionProblem) -> AttentionBackwardInputs:
     """q, k and v as views of one (B, S, 3, H, D)."""
-    made = make_inputs(replace(p, seq_k=p.seq_q), CPU, SEED)
-    q, k, v = torch.stack(made[:3], 2).unbind(2)
-    return made._replace(q=q, k=k, v=v)
+    inputs = make_inputs(replace(p, seq_k=p.seq_q), CPU, SEED)
+    q, k, v = torch.stack(inputs[:3], 2).unbind(2)
+    return inputs._replace(q=q, k=k, v=v)
 
 
 def _unaligned(p: AttentionProblem) -> AttentionBackwardInputs:
     """One element behind a multiple of 16 bytes."""
-    made = make_inputs(p, CPU, SEED)
+    inputs = make_inputs(p, CPU, SEED)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         wide = torch.zeros((*tensor.shape[:-1], tensor.shape[-1] + 1), dtype=tensor.dtype)
         return wide[..., 1:].copy_(tensor)
 
-    q, k, v, output, grad = (moved(each) for each in made[:5])
-    return AttentionBackwardInputs(q, k, v, output, grad, *made[5:])
+    q, k, v, output, grad = (moved(each) for each in inputs[:5])
+    return AttentionBackwardInputs(q, k, v, output, grad, *inputs[5:])
 
 
 ATTENTION_BACKWARD: Op[AttentionProblem, AttentionBackwardInputs] = Op(

@@ -31,9 +31,9 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         if arch is None:
             return ["no supported GPU"]
         p = problem
-        found = kernel.head_dim_refusals(p.head_dim)
-        items = 0 if found else max(self._items(p, config) for config in self.configs(arch, p))
-        return found + reasons(
+        refusals = kernel.head_dim_refusals(p.head_dim)
+        items = 0 if refusals else max(self._items(p, config) for config in self.configs(arch, p))
+        return refusals + reasons(
             halves_only(p.dtype),
             (
                 p.mask not in MASK_KINDS,
@@ -55,11 +55,11 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         )
 
     def input_refusals(self, inputs: AttentionBackwardInputs) -> list[str]:
-        named = (("q", inputs.q), ("k", inputs.k), ("v", inputs.v))
+        tensors = (("q", inputs.q), ("k", inputs.k), ("v", inputs.v))
         strides = reasons(
             *(
                 (t.shape[3] > 1 and t.stride(3) != 1, f"the last stride of {name} is not 1")
-                for name, t in named
+                for name, t in tensors
             )
         )
         return strides + gradient_refusals(*inputs)
@@ -88,17 +88,17 @@ class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
         mask = None if inputs.mask is None else expand_mask(inputs.mask, q, inputs.k)
         lse = inputs.lse.contiguous()
         delta = torch.empty_like(lse)
-        made = tuple(t.new_empty(t.shape) for t in inputs[:3])
+        gradients = tuple(t.new_empty(t.shape) for t in inputs[:3])
         params = _params(p, heads, mask, scale_of(q, inputs.scale))
         params.lse, params.delta = lse.data_ptr(), delta.data_ptr()
-        params.q_grad, params.k_grad, params.v_grad = (t.data_ptr() for t in made)
+        params.q_grad, params.k_grad, params.v_grad = (t.data_ptr() for t in gradients)
         for name in kernel.PASSES:
             params.tiles = _tiles(p, name, config)
             spec = kernel.spec(p.dtype, p.head_dim, p.mask, name, config)
             call.launcher(
                 spec, params.tiles * p.batch * p.heads, config.block(name), params, q.device
             )
-        return made  # type: ignore[return-value]
+        return gradients  # type: ignore[return-value]
 
 
 def _tiles(p: AttentionProblem, name: str, config: BackwardConfig) -> int:

@@ -30,8 +30,8 @@ class FormulaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
 
     def run(self, call: Call[AttentionProblem, AttentionBackwardInputs]) -> Grads:
         inputs = call.inputs
-        made = formula(inputs, torch.promote_types(inputs.q.dtype, torch.float32))
-        of_q, of_k, of_v = (t.to(inputs.q.dtype).contiguous() for t in made)
+        gradients = formula(inputs, torch.promote_types(inputs.q.dtype, torch.float32))
+        of_q, of_k, of_v = (t.to(inputs.q.dtype).contiguous() for t in gradients)
         return of_q, of_k, of_v
 
 
@@ -51,15 +51,15 @@ class SdpaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
     def run(self, call: Call[AttentionProblem, AttentionBackwardInputs]) -> Grads:
         problem, inputs = call.problem, call.inputs
         with torch.inference_mode(False), torch.enable_grad():
-            given = [_leaf(t) for t in inputs[:3]]
+            leaves = [_leaf(t) for t in inputs[:3]]
             mask = inputs.mask
             mask = mask.clone() if mask is not None and mask.is_inference() else mask
-            again = AttentionInputs(given[0], given[1], given[2], mask, inputs.scale)
-            made = SdpaAttention().run(Call(problem, again))
+            again = AttentionInputs(leaves[0], leaves[1], leaves[2], mask, inputs.scale)
+            output = SdpaAttention().run(Call(problem, again))
             grad = inputs.grad.clone() if inputs.grad.is_inference() else inputs.grad
-        if not made.requires_grad:  # below autograd, where an older torch's operators compute
+        if not output.requires_grad:  # below autograd, where an older torch's operators compute
             return FormulaBackward().run(call)
-        of_q, of_k, of_v = torch.autograd.grad(made, given, grad)
+        of_q, of_k, of_v = torch.autograd.grad(output, leaves, grad)
         return of_q, of_k, of_v
 
 
@@ -98,11 +98,11 @@ class SlicedBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
             for i in range(0, q.shape[2], rows):
                 part = slice(i, i + rows)
                 masked = None if mask is None else mask[b, :, part]
-                given = (q[b, :, part], k[b], v[b], grad[b, :, part])
-                made = grads_of(*given, masked, scale_of(inputs.q, inputs.scale))
-                of_q[b, :, part] = made[0]
-                of_k[b] += made[1]
-                of_v[b] += made[2]
+                tensors = (q[b, :, part], k[b], v[b], grad[b, :, part])
+                gradients = grads_of(*tensors, masked, scale_of(inputs.q, inputs.scale))
+                of_q[b, :, part] = gradients[0]
+                of_k[b] += gradients[1]
+                of_v[b] += gradients[2]
         first, second, third = (
             t.transpose(1, 2).to(dtype).contiguous() for t in (of_q, of_k, of_v)
         )

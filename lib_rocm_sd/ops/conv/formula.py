@@ -114,9 +114,9 @@ def reference(kind: str, inputs: ConvInputs) -> tuple[torch.Tensor, torch.Tensor
     y = convolve(kind, x.double(), weights, norm, shortcut, band, embedding, through)
     if next_norm is None:
         return y, None
-    made = y[..., : weights.weight.shape[0]]
+    result = y[..., : weights.weight.shape[0]]
     if band is not None:
-        return y, statistics_of_rows(made)[:, None]
-    groups = made.unflatten(-1, (next_norm.groups, -1))
+        return y, statistics_of_rows(result)[:, None]
+    groups = result.unflatten(-1, (next_norm.groups, -1))
     variance, mean = torch.var_mean(groups, (1, 2, 4), correction=0)
     return y, norm_from(mean, variance, next_norm)

@@ -95,8 +95,8 @@ def _followed(inputs: ConvInputs) -> tuple[torch.Tensor | None, ...]:
     """What may have a gradient."""
     i, following = inputs, inputs.next_norm
     affine = () if following is None else (following.gamma, following.beta)
-    given = (i.x, i.norm, i.shortcut, i.embedding, i.shortcut_weight)
-    return (*given, *i.weights.followed, *affine)
+    tensors = (i.x, i.norm, i.shortcut, i.embedding, i.shortcut_weight)
+    return (*tensors, *i.weights.followed, *affine)
 
 
 def key_of(inputs: ConvInputs) -> Hashable:
@@ -130,17 +130,17 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
     optional = {"norm": norm, "shortcut": shortcut, "out": out, "embedding": embedding}
     if weights.in_rows:
         optional |= {"weight": weights.weight, "shortcut_weight": through}
-    given = {name: t for name, t in optional.items() if t is not None}
-    wrong = tensor_errors(x=x, **given) or reasons(
+    tensors = {name: t for name, t in optional.items() if t is not None}
+    wrong = tensor_errors(x=x, **tensors) or reasons(
         (x.ndim != 4 or x.dtype not in FLOATS, "x must be a float (N, H, W, C)"),
-        *((t.device != x.device, f"{name} must be on {x.device}") for name, t in given.items()),
+        *((t.device != x.device, f"{name} must be on {x.device}") for name, t in tensors.items()),
         (
             embedding is not None and embedding.dtype not in (x.dtype, torch.float32),
             f"embedding must be {x.dtype} or float32",
         ),
         *(
             (name.endswith("weight") and t.dtype != x.dtype, f"{name} must be {x.dtype}")
-            for name, t in given.items()
+            for name, t in tensors.items()
         ),
         (through is not None and not weights.in_rows, "packed weights have their shortcut's"),
     )
@@ -161,12 +161,12 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
         weights.in_rows,
     )
     try:
-        found = _problem(*facts)
+        answer = _problem(*facts)
     except TypeError:  # symbols for sizes cannot be looked up
-        found = _problem.__wrapped__(*facts)
-    if isinstance(found, ConvProblem):
-        return found
-    raise ValueError(f"{'; '.join(found)}: {_described(inputs)}")
+        answer = _problem.__wrapped__(*facts)
+    if isinstance(answer, ConvProblem):
+        return answer
+    raise ValueError(f"{'; '.join(answer)}: {_described(inputs)}")
 
 
 def _described(inputs: ConvInputs) -> str:
@@ -195,14 +195,14 @@ def _problem(
     torch.compile would take them as fixed.
     """
     batch, height, width, channels = x
-    made, taken = weight[:2]
+    out_channels, in_channels = weight[:2]
     rows, columns = out_size(kind, height, width)
     rows = rows if band_rows is None else band_rows
     wrong = reasons(
         (kind not in KINDS, f"kind {kind} is none of {', '.join(KINDS)}"),
         (
-            channels != taken if in_rows else channels % 16 or channels < taken,
-            f"{channels} channels for a weight of {taken}",
+            channels != in_channels if in_rows else channels % 16 or channels < in_channels,
+            f"{channels} channels for a weight of {in_channels}",
         ),
         (rows < 1 or columns < 1, f"x is too small for {kind}"),
         (norm is not None and norm != (batch, channels, 2), "norm must be (N, Ci, 2)"),
@@ -211,12 +211,13 @@ def _problem(
             "shortcut must be (N, Ho, Wo, C)",
         ),
         (
-            groups is not None and (groups < 1 or made % groups != 0),
-            f"{made} channels do not divide into the next norm's {groups} groups",
+            groups is not None and (groups < 1 or out_channels % groups != 0),
+            f"{out_channels} channels do not divide into the next norm's {groups} groups",
         ),
-        (embedding is not None and embedding != (batch, made), "embedding must be (N, Co)"),
+        (embedding is not None and embedding != (batch, out_channels), "embedding must be (N, Co)"),
         (
-            in_rows and shortcut_weight not in (None, (made, shortcut[3] if shortcut else 0)),
+            in_rows
+            and shortcut_weight not in (None, (out_channels, shortcut[3] if shortcut else 0)),
             "a shortcut's weight must be (Co, Cs)",
         ),
     )
@@ -226,7 +227,9 @@ def _problem(
     taken_along = 0 if shortcut is None else shortcut[3]
     fused = (norm is not None, how, taken_along, groups is not None, in_place)
     added = embedding is not None
-    return ConvProblem(kind, batch, height, width, channels, made, dtype, *fused, added, in_rows)
+    return ConvProblem(
+        kind, batch, height, width, channels, out_channels, dtype, *fused, added, in_rows
+    )
 
 
 def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvInputs:

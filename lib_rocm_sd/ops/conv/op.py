@@ -28,40 +28,40 @@ def trial_inputs(problem: ConvProblem) -> TrialInputs:
     """Trial inputs for the class of `problem`."""
     (small,) = test_problems(problem)
     p = replace(small, batch=2, height=small.height + 2, width=19)
-    found = [(f"{p}, of a wider image", partial(_wide, p))]
+    trials = [(f"{p}, of a wider image", partial(_wide, p))]
     if not p.in_place and not p.statistics:  # a band's statistics come in parts of its own
         one = replace(p, batch=1)
-        found.append((f"{one}, a band", partial(_band, one)))
+        trials.append((f"{one}, a band", partial(_band, one)))
     if p.in_channels <= 128 and not p.in_place and p.shortcut == "none":
-        found.append((f"{p}, rows beyond 2 GiB", partial(_far, p)))
-    return found
+        trials.append((f"{p}, rows beyond 2 GiB", partial(_far, p)))
+    return trials
 
 
 def _wide(p: ConvProblem) -> ConvInputs:
     """x, and a shortcut that is not written over, as channels of images with 16 more."""
-    made = make_inputs(p, CPU, SEED)
-    shortcut = made.shortcut
+    inputs = make_inputs(p, CPU, SEED)
+    shortcut = inputs.shortcut
     if shortcut is not None and not p.in_place:
         shortcut = _spread(shortcut, shortcut.shape[3] + 16)
-    return made._replace(x=_spread(made.x, p.in_channels + 16), shortcut=shortcut)
+    return inputs._replace(x=_spread(inputs.x, p.in_channels + 16), shortcut=shortcut)
 
 
 def _band(p: ConvProblem) -> ConvInputs:
     """Rows from the middle of an image, those above and below them being there."""
-    made = make_inputs(p, CPU, SEED)
+    inputs = make_inputs(p, CPU, SEED)
     above = 0 if p.kind == "3x3 stride 2" else 1
     rows = {"upsample": 2 * (p.height - 2), "3x3 stride 2": out_size(p.kind, p.height, p.width)[0]}
     rows["3x3 stride 2 padded"] = (p.height - 1) // 2
     band = Band(above, rows.get(p.kind, p.height - 2))
-    shortcut = None if made.shortcut is None else made.shortcut[:, : band.rows].contiguous()
-    return made._replace(band=band, shortcut=shortcut)
+    shortcut = None if inputs.shortcut is None else inputs.shortcut[:, : band.rows].contiguous()
+    return inputs._replace(band=band, shortcut=shortcut)
 
 
 def _far(p: ConvProblem) -> ConvInputs:
     """An x whose last rows lie beyond 2 GiB, of which only its pixels are touched."""
-    made = make_inputs(replace(p, batch=1, height=_FAR_ROWS), CPU, SEED)
-    step = MOST_ROW_VALUES // made.x.shape[2] // 8 * 8
-    return made._replace(x=_spread(made.x, step))
+    inputs = make_inputs(replace(p, batch=1, height=_FAR_ROWS), CPU, SEED)
+    step = MOST_ROW_VALUES // inputs.x.shape[2] // 8 * 8
+    return inputs._replace(x=_spread(inputs.x, step))
 
 
 def _spread(image: torch.Tensor, step: int) -> torch.Tensor:

@@ -68,24 +68,24 @@ class Work(NamedTuple):
 @lru_cache(maxsize=1024)
 def work_of(problem: ConvProblem, config: ConvConfig, band: Band | None, strides: Strides) -> Work:
     """The work of one call."""
-    p, made = problem, problems.made_shape(problem, band)
+    p, shape = problem, problems.made_shape(problem, band)
     co = kernel.padded(p.out_channels)
-    tiling = kernel.tiling("3x3" if p.in_rows else p.kind, *made[1:3], co, config)
+    tiling = kernel.tiling("3x3" if p.in_rows else p.kind, *shape[1:3], co, config)
     beside: tuple[int, ...] | None = None
     if config.splits > 1:
-        beside = (p.batch, config.splits, *made[1:3], co)
+        beside = (p.batch, config.splits, *shape[1:3], co)
     elif p.statistics:
         beside = (p.batch, tiling.parts, co, 4)
     first = ConvParams(
         *(0,) * 9,
         *(p.height, p.width, p.in_channels, tiling.rows, tiling.columns, co),
-        *(made[3], p.shortcut_channels, *strides),
-        *(tiling.tiles_x, tiling.tiles_y, tiling.blocks_co, *made[1:3]),
+        *(shape[3], p.shortcut_channels, *strides),
+        *(tiling.tiles_x, tiling.tiles_y, tiling.blocks_co, *shape[1:3]),
         *(0 if band is None else band.above, p.kind == "3x3 stride 2 padded", 0, config.splits),
         p.out_channels,
     )
     grid = tiling.parts * tiling.blocks_co * p.batch * config.splits
-    return Work(kernel.spec(p, config), grid, made, tiling, beside, first)
+    return Work(kernel.spec(p, config), grid, shape, tiling, beside, first)
 
 
 def place(
@@ -143,8 +143,8 @@ class BoundConv(Bound[ConvParams]):
         statistics = beside
         if self._sum is not None and beside is not None:
             added = shortcut if problem.shortcut == "identity" else None
-            wanted = next_norm is not None
-            statistics = self._sum(beside, Summed(bias, stride, y, added, overflow, wanted))
+            has_norm = next_norm is not None
+            statistics = self._sum(beside, Summed(bias, stride, y, added, overflow, has_norm))
         if statistics is None:
             return y, None
         return y, finished(call.launcher, statistics, 1, inputs)
@@ -156,10 +156,10 @@ class BoundSum(Bound[ConvSumParams]):
     def __call__(self, sums: torch.Tensor, given: Summed) -> torch.Tensor | None:
         """The statistics, if they are wanted."""
         packet = self.taken()
-        made = split.place_sum(packet.params, sums, given)
+        statistics = split.place_sum(packet.params, sums, given)
         packet.launch()
         self.free.append(packet)
-        return made
+        return statistics
 
 
 def finished(

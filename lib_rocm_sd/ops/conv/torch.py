@@ -75,8 +75,8 @@ def convolved(
     kind: str, image: torch.Tensor, weight: torch.Tensor, band: Band | None = None
 ) -> torch.Tensor:
     """The bare convolution (N, Ho, Wo, Co), contiguous, of a channels-last image (N, Ci, H, W)."""
-    made = formula.convolve_plain(kind, image, weight, band, enlarge=enlarged)
-    return made.contiguous()
+    result = formula.convolve_plain(kind, image, weight, band, enlarge=enlarged)
+    return result.contiguous()
 
 
 def enlarged(image: torch.Tensor) -> torch.Tensor:
@@ -168,16 +168,16 @@ def _applying(
 
 
 def _applied(bound: Bound[ImageParams], x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    made = x.new_empty(x.shape)
+    out = x.new_empty(x.shape)
     try:
         packet = bound.free.pop()
     except IndexError:
         packet = bound.new()
     params = packet.params
-    params.x, params.out, params.norm = x.data_ptr(), made.data_ptr(), norm.data_ptr()
+    params.x, params.out, params.norm = x.data_ptr(), out.data_ptr(), norm.data_ptr()
     packet.launch()
     bound.free.append(packet)
-    return made
+    return out
 
 
 class _Finish(Bound[ImageParams]):
@@ -203,10 +203,10 @@ class _Finish(Bound[ImageParams]):
         inputs: ConvInputs,
         shortcut: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        weights, made = inputs.weights, None
+        weights, statistics = inputs.weights, None
         bias, stride = weights.bias_rows(weights.bias_on(y.device), inputs.embedding)
         if self._made is not None:
-            made = y.new_empty(self._made, dtype=torch.float32)
+            statistics = y.new_empty(self._made, dtype=torch.float32)
         try:
             packet = self.free.pop()
         except IndexError:
@@ -215,11 +215,11 @@ class _Finish(Bound[ImageParams]):
         params.x, params.out = bare_at, y_at = bare.data_ptr(), y.data_ptr()
         params.shortcut = shortcut_at = 0 if shortcut is None else shortcut.data_ptr()
         params.bias, params.bias_stride = bias.data_ptr(), stride
-        params.statistics = 0 if made is None else made.data_ptr()
+        params.statistics = 0 if statistics is None else statistics.data_ptr()
         params.aligned = (bare_at | y_at | shortcut_at) % ALIGNED_BYTES == 0
         packet.launch()
         self.free.append(packet)
-        return made
+        return statistics
 
 
 def bound_library(call: Call[ConvProblem, ConvInputs], run: Run) -> Run:
@@ -351,9 +351,9 @@ class PlanarConv(LibraryConv):
         p = problem
         rows, columns = p.out_size
         image = p.batch * p.height * p.width * p.in_channels
-        made = p.batch * rows * columns * p.out_channels
+        out_values = p.batch * rows * columns * p.out_channels
         weights = 9 * p.in_channels * p.out_channels
-        return super().workspace(problem) + 2 * (image + made + weights)
+        return super().workspace(problem) + 2 * (image + out_values + weights)
 
     def bound(self, call: Call[ConvProblem, ConvInputs]) -> Run:
         return self.run
@@ -389,10 +389,11 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
         rows, columns = p.out_size
         itemsize = ITEM_BYTES[p.dtype]
         before = p.batch * p.height * p.width * p.in_channels
-        made = p.batch * rows * columns * p.out_channels
+        out_values = p.batch * rows * columns * p.out_channels
         wide = before * (12 + itemsize) * p.norm
         enlarged = before * itemsize * {"upsample": 4, "3x3 stride 2": 1}.get(p.kind, 0)
-        return wide + enlarged + made * itemsize * (2 + p.in_place) + p.statistics * made // 4
+        results = out_values * itemsize * (2 + p.in_place) + p.statistics * out_values // 4
+        return wide + enlarged + results
 
     def run(self, call: Call[ConvProblem, ConvInputs]) -> Result:
         inputs = call.inputs

@@ -9,11 +9,11 @@ from lib_rocm_sd.ops.linear.inputs import LinearInputs
 def computed(inputs: LinearInputs, dtype: torch.dtype) -> torch.Tensor:
     """y (rows, columns) in `dtype`, nothing rounded to the dtype of x."""
     x = inputs.x.to(dtype)
-    made = [
+    parts = [
         F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
         for weight, bias in inputs.layers
     ]
-    y = made[0] if len(made) == 1 else torch.cat(made, 1)
+    y = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     if inputs.gate:
         value, gate = y.chunk(2, 1)
         y = value * F.gelu(gate)

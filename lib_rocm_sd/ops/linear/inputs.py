@@ -61,9 +61,9 @@ def problem_of(inputs: LinearInputs) -> LinearProblem:
     tensors = inputs.named
     wrong = tensor_errors(**tensors) or _errors(inputs, tensors)
     if wrong:
-        shown = dict([*tensors.items()][:_MOST_SHOWN])
-        rest = f" and {len(tensors) - len(shown)} more" if len(tensors) > len(shown) else ""
-        raise ValueError(f"{'; '.join(dict.fromkeys(wrong))}: {described(**shown)}{rest}")
+        first = dict([*tensors.items()][:_MOST_SHOWN])
+        rest = f" and {len(tensors) - len(first)} more" if len(tensors) > len(first) else ""
+        raise ValueError(f"{'; '.join(dict.fromkeys(wrong))}: {described(**first)}{rest}")
     x, layers, gate = inputs.x, inputs.layers, inputs.gate
     return LinearProblem(
         x.shape[0],
@@ -99,7 +99,7 @@ def key_of(inputs: LinearInputs) -> Hashable:
 def _errors(inputs: LinearInputs, tensors: dict[str, torch.Tensor]) -> list[str]:
     x, residual, out = inputs.x, inputs.residual, inputs.out
     layers = inputs.layers
-    found = reasons(
+    mistakes = reasons(
         (x.ndim != 2, "x must be (.., k)"),
         (
             x.dtype not in DTYPE_NAMES or x.dtype == torch.bool,
@@ -108,13 +108,13 @@ def _errors(inputs: LinearInputs, tensors: dict[str, torch.Tensor]) -> list[str]
         *((t.dtype != x.dtype, f"{name} must be {x.dtype}") for name, t in tensors.items()),
         *((t.device != x.device, f"{name} must be on {x.device}") for name, t in tensors.items()),
     )
-    if found:
-        return found
+    if mistakes:
+        return mistakes
     rows, k = x.shape
-    found = reasons((k == 0, "x has no columns"))
+    mistakes = reasons((k == 0, "x has no columns"))
     for weight, bias in layers:
         shaped = weight.ndim == 2 and weight.shape[1] == k
-        found += reasons(
+        mistakes += reasons(
             (not shaped, f"a weight must be (columns, {k}), not {tuple(weight.shape)}"),
             (
                 shaped and bias is not None and bias.shape != weight.shape[:1],
@@ -122,9 +122,9 @@ def _errors(inputs: LinearInputs, tensors: dict[str, torch.Tensor]) -> list[str]
             ),
             (inputs.gate and shaped and weight.shape[0] % 2, "two halves of a weight are unlike"),
         )
-    found += reasons((inputs.gate and len(layers) > 1, "a gate goes with one weight"))
-    if found:
-        return found
+    mistakes += reasons((inputs.gate and len(layers) > 1, "a gate goes with one weight"))
+    if mistakes:
+        return mistakes
     shape = (rows, sum(weight.shape[0] for weight, _ in layers) // (1 + inputs.gate))
     return reasons(
         (residual is not None and residual.shape != shape, f"residual must be (.., {shape[1]})"),
@@ -175,8 +175,8 @@ def make_inputs(problem: LinearProblem, device: torch.device, seed: int) -> Line
         raise ValueError(f"{len(p.columns)} weights are more than {MOST_WEIGHTS}")
 
     def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        made = torch.randn(shape, generator=generator) * scale
-        return made.to(DTYPES[p.dtype]).to(device)
+        values = torch.randn(shape, generator=generator) * scale
+        return values.to(DTYPES[p.dtype]).to(device)
 
     x = drawn(p.rows, p.k)
     layers: list[torch.Tensor | None] = []
@@ -251,15 +251,15 @@ def inputs_of(
 
 def _unlike(x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor | None) -> str:
     """Why these are not rows that go together."""
-    given = {"x": x, "residual": residual, "out": out}
-    known = {name: item for name, item in given.items() if item is not None}
-    lead = () if tensor_errors(**known) else x.shape[:-1]
-    wrong = tensor_errors(**known) or [
+    tensors = {"x": x, "residual": residual, "out": out}
+    present = {name: item for name, item in tensors.items() if item is not None}
+    lead = () if tensor_errors(**present) else x.shape[:-1]
+    wrong = tensor_errors(**present) or [
         f"{name} must be ({', '.join(map(str, lead))}, ..)"
-        for name, item in known.items()
+        for name, item in present.items()
         if item.ndim != x.ndim or item.shape[:-1] != lead or not item.ndim
     ]
-    return f"{'; '.join(wrong)}: {described(**known)}"
+    return f"{'; '.join(wrong)}: {described(**present)}"
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,16 +28,16 @@ _FAR_ROWS = 260
 def trial_inputs(problem: LinearProblem) -> TrialInputs:
     """Trial inputs for the class of `problem`."""
     small = test_problems(problem)[0]
-    found = [
+    trials = [
         (f"{small}, rows with gaps", partial(_spread, small, small.k + 24)),
         (f"{small}, rows at odd addresses", partial(_misaligned, small)),
     ]
     for rows, k in ((77, 72), (2, 2056)):
         tails = replace(small, rows=rows, k=k)
-        found.append((str(tails), partial(make_inputs, tails, CPU, SEED)))
+        trials.append((str(tails), partial(make_inputs, tails, CPU, SEED)))
     far = replace(small, rows=_FAR_ROWS)
-    found.append((f"{far}, rows beyond 2 GiB", partial(_spread, far, FAR_STRIDE)))
-    return found
+    trials.append((f"{far}, rows beyond 2 GiB", partial(_spread, far, FAR_STRIDE)))
+    return trials
 
 
 def apart(rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -49,19 +49,19 @@ def apart(rows: torch.Tensor, step: int) -> torch.Tensor:
 
 def _spread(p: LinearProblem, step: int) -> LinearInputs:
     """x and the residual with gaps between their rows."""
-    made = make_inputs(p, CPU, SEED)
-    residual = made.residual
+    inputs = make_inputs(p, CPU, SEED)
+    residual = inputs.residual
     if residual is not None:
         residual = apart(residual, max(step, p.all_columns + 8))
     out = residual if p.in_place else None
-    return made._replace(x=apart(made.x, step), residual=residual, out=out)
+    return inputs._replace(x=apart(inputs.x, step), residual=residual, out=out)
 
 
 def _misaligned(p: LinearProblem) -> LinearInputs:
     """x one element behind a multiple of 16 bytes, which makes the variant copy it."""
-    made = make_inputs(p, CPU, SEED)
-    whole = torch.zeros((p.rows, p.k + 1), dtype=made.x.dtype)
-    return made._replace(x=whole[:, 1:].copy_(made.x))
+    inputs = make_inputs(p, CPU, SEED)
+    whole = torch.zeros((p.rows, p.k + 1), dtype=inputs.x.dtype)
+    return inputs._replace(x=whole[:, 1:].copy_(inputs.x))
 
 
 LINEAR: Op[LinearProblem, LinearInputs] = Op(

@@ -98,11 +98,11 @@ class BoundGate(_BoundRows):
         residual = inputs.residual
         if residual is not None and residual.data_ptr() % ALIGNED_BYTES:
             return self._run(call)  # type: ignore[no-any-return]
-        made = product(inputs)
-        y = residual if self._in_place and residual is not None else made.new_empty(self._shape)
+        sums = product(inputs)
+        y = residual if self._in_place and residual is not None else sums.new_empty(self._shape)
         packet = self.taken()
         params = packet.params
-        params.x, params.out = made.data_ptr(), y.data_ptr()
+        params.x, params.out = sums.data_ptr(), y.data_ptr()
         if residual is not None:
             params.residual = residual.data_ptr()
         packet.launch()
@@ -155,13 +155,13 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
         if arch is None:
             return ["no supported GPU"]
         p = problem
-        found = reasons(
+        refusals = reasons(
             halves_only(p.dtype),
             (p.k % 8 or p.k == 0, f"{p.k} values in a row are no multiple of 8"),
             *((n % 8 or n == 0, f"{n} columns are no multiple of 8") for n in p.columns),
         )
-        if found or not p.rows:
-            return found
+        if refusals or not p.rows:
+            return refusals
         items = max(
             kernel.tiling(p.rows, p.k, p.columns, p.gate, config).grid * config.block
             for config in self.configs(arch, p)
@@ -230,11 +230,11 @@ class MatrixLinear(Variant[LinearProblem, LinearInputs]):
     ) -> list[tuple[KernelSpec, int, int]]:
         """Kernels, each with its work-groups and their work-items."""
         split = cut.parts > 1
-        made = [(kernel.spec(p.dtype, p.gate, split, config, _many(p)), cut.grid, config.block)]
+        launches = [(kernel.spec(p.dtype, p.gate, split, config, _many(p)), cut.grid, config.block)]
         if split:
             grid = kernel.pass_grid(p.rows, p.all_columns)
-            made.append((kernel.sum_spec(p.dtype, p.gate), grid, kernel.SUM_THREADS))
-        return made
+            launches.append((kernel.sum_spec(p.dtype, p.gate), grid, kernel.SUM_THREADS))
+        return launches
 
     def run(self, call: Call[LinearProblem, LinearInputs]) -> torch.Tensor:
         config, problem, inputs = call.config, call.problem, call.inputs
@@ -273,16 +273,16 @@ def _params(
     none = (None,) * (FEW_WEIGHTS - len(few))
     tensors = (x, *(w for w, _ in few), *none, *(b for _, b in few), *none)
     columns = (*(p.columns if few else ()), 0, 0, 0)[:FEW_WEIGHTS]
-    made = LinearParams(
+    params = LinearParams(
         *(0 if t is None else t.data_ptr() for t in (*tensors, residual, y, partial)),
         *(_step(x), 0 if residual is None else _step(residual), _step(y)),
         *(p.rows, p.k, *columns, p.all_columns),
         *(cut.row_blocks, cut.blocks, cut.together, cut.parts, cut.part_chunks),
     )
     if few:
-        return made
+        return params
     return kernel.many_params(
-        made, p.columns, config, (address_of(t) for each in layers for t in each)
+        params, p.columns, config, (address_of(t) for each in layers for t in each)
     )
 
 

@@ -96,16 +96,16 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
 
     def run(self, call: Call[LinearProblem, LinearInputs]) -> torch.Tensor:
         problem, inputs = call.problem, call.inputs
-        made, out, given = product(inputs), inputs.out, inputs.residual
-        if given is not None and (not _good(given) or given.data_ptr() % ALIGNED_BYTES):
-            given = given.clone(memory_format=torch.contiguous_format)
-        here = out is not None and given is inputs.residual
-        y = made.new_empty((problem.rows, problem.all_columns)) if out is None or not here else out
-        params = _params(problem, given)
-        params.x, params.out = made.data_ptr(), y.data_ptr()
+        sums, out, residual = product(inputs), inputs.out, inputs.residual
+        if residual is not None and (not _good(residual) or residual.data_ptr() % ALIGNED_BYTES):
+            residual = residual.clone(memory_format=torch.contiguous_format)
+        here = out is not None and residual is inputs.residual
+        y = sums.new_empty((problem.rows, problem.all_columns)) if out is None or not here else out
+        params = _params(problem, residual)
+        params.x, params.out = sums.data_ptr(), y.data_ptr()
         params.out_stride = params.residual_stride if here else problem.all_columns
-        params.residual = 0 if given is None else given.data_ptr()
-        call.launcher(*_launch_words(problem), params, made.device)
+        params.residual = 0 if residual is None else residual.data_ptr()
+        call.launcher(*_launch_words(problem), params, sums.device)
         return y if here or out is None else out.copy_(y)
 
 
