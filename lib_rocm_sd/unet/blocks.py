@@ -246,6 +246,8 @@ def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
     whole = own is not None and parts.feed_forward is not None
     whole = whole and (cross is not None or parts.attn2 is None)
     given: dict[str, torch.Tensor] = {}
+    if call.positions is not None:
+        given["positions"] = call.positions
     held: list[Any] = []
 
     def source(name: str, context: torch.Tensor, part: KeysValues, *prompts: Prompts) -> Source:
@@ -300,6 +302,7 @@ def _block(
     shape = x.shape
     x = x.reshape(-1, shape[2])
     normed, x, rest = compute.layer_norm(calls, "norm1", x, parts.norm1)
+    normed = _placed(normed, shape, given)
     if own is not None:
         mixed = _attention(calls, "own", own, normed.view(shape), sources.get(own, ()), given)
         x, rest = compute.linear_added(calls, "own.out", mixed, own.to_out, x, mine)
@@ -308,6 +311,7 @@ def _block(
     if parts.norm2 is not None and parts.attn2 is not None:
         keeps = cross is None
         normed, x, rest = compute.layer_norm(calls, "norm2", x, parts.norm2, rest, keeps=keeps)
+        normed = _placed(normed, shape, given)
         if cross is not None:
             read = sources.get(cross, ())
             mixed = _attention(calls, "cross", cross, normed.view(shape), read, given)
@@ -326,6 +330,15 @@ def _block(
     normed, x, _ = compute.layer_norm(calls, "norm3", x, parts.norm3, rest, ff.out, keeps=True)
     h = compute.linear(calls, "gated", normed, ff.gated, gate=True)
     return compute.linear_onto(calls, "ff", h, ff.out, x).view(shape)
+
+
+def _placed(
+    rows: torch.Tensor, shape: torch.Size, given: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """Rows, which are `shape`, with what tells where each of them is, if there is that."""
+    if "positions" not in given:
+        return rows
+    return (rows.view(shape) + given["positions"][:, : shape[1]]).view(rows.shape)
 
 
 def _may_attend(

@@ -238,7 +238,8 @@ class BlockCall(NamedTuple):
     `own` and `cross`: what attn1 and attn2 are given beside x where they are called, or
     `attn1` and `attn2`, where another is to be called in their place. `plain_own`,
     `plain_cross`: that is no more than the context, `mask` (N, 1, keys), which is added to the
-    scores of attn2, and `more` of its attentions, so ours can compute it.
+    scores of attn2, and `more` of its attentions, so ours can compute it. `positions` (1, tokens or
+    more, C) are added to what attn1 and attn2 are given.
     """
 
     x: torch.Tensor
@@ -251,6 +252,7 @@ class BlockCall(NamedTuple):
     more: tuple[More, ...] = ()
     attn1: Callable[..., torch.Tensor] | None = None
     attn2: Callable[..., torch.Tensor] | None = None
+    positions: torch.Tensor | None = None
 
     @property
     def replaced(self) -> tuple[str, ...]:
@@ -259,7 +261,8 @@ class BlockCall(NamedTuple):
 
     @property
     def others(self) -> tuple[Any, ...]:
-        return (self.context, self.mask, *(each.context for each in self.more))
+        more = (each.context for each in self.more)
+        return (self.context, self.mask, self.positions, *more)
 
 
 class TransformerCall(NamedTuple):

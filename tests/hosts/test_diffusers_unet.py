@@ -317,3 +317,35 @@ def test_attention_of_kandinskys_is_ours_where_it_may_be(kandinsky: Pipeline) ->
     assert models.errors(apart, theirs)[0] > 0.05
     assert torch.equal(models.step(kandinsky.unet, given), theirs)
     assert not any("forward" in vars(module) for module in kandinsky.unet.modules())
+
+
+def test_motion_modules_of_animatediff_are_ours() -> None:
+    """Attention over frames, in blocks that add where each frame is."""
+    motion = getattr(diffusers, "UNetMotionModel", None)
+    if motion is None:
+        pytest.skip("this diffusers has no motion modules")
+    kinds = {
+        "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
+        "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
+    }
+    given: dict[str, Any] = {**models.SMALL, **kinds, "num_attention_heads": 4}
+    del given["attention_head_dim"]
+    heads = {"motion_num_attention_heads": 4, "motion_max_seq_length": 8}
+    unet: Any = models.fill(motion(**given, **heads)).to(BF16)
+    inputs = {
+        "sample": models.draw(1, 4, 3, 8, 8),
+        "timestep": torch.tensor(500),
+        "encoder_hidden_states": models.draw(3, 77, models.KEYS_DIM, seed=2),
+    }
+    theirs = models.step(unet, models.in_dtype(inputs, BF16))
+    exact = models.step(copy.deepcopy(unet).float(), inputs)
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        for _ in range(2):
+            ours = models.step(unet, models.in_dtype(inputs, BF16))
+        assert all(row.ours == row.total and not row.partly for row in patch.unet.rows())
+        block = unet.down_blocks[0].motion_modules[0].transformer_blocks[0]
+        block.pos_embed.pe.mul_(2)
+        changed = models.step(unet, models.in_dtype(inputs, BF16))
+    assert models.errors(ours, exact)[1] <= 1.2 * models.errors(theirs, exact)[1]
+    assert models.errors(changed, models.step(unet, models.in_dtype(inputs, BF16)))[0] < 0.05
+    assert not torch.equal(changed, ours)

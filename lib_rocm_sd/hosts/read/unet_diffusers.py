@@ -48,6 +48,7 @@ pixels of it.
 HOME = "diffusers.models.attention_processor"
 TORCHS = "AttnProcessor2_0"
 """It calls torch's attention without a scale, whatever that of its module."""
+_POSITIONS = "SinusoidalPositionalEmbedding"
 _ADDS = "AttnAddedKVProcessor2_0"
 _PLAIN_RESNET = {"pre_norm": True, "output_scale_factor": 1.0}
 _MODULATED = "scale_shift"
@@ -117,7 +118,8 @@ def block_call(
     added_cond_kwargs: Any = None,
 ) -> BlockCall | None:
     more = dict(cross_attention_kwargs or {})
-    if more.pop("gligen", None) is not None:
+    positions = getattr(getattr(module, "pos_embed", None), "pe", None)
+    if more.pop("gligen", None) is not None or not _places(positions, hidden_states):
         return None
     context = encoder_hidden_states
     read = context if getattr(module, "only_cross_attention", False) else None
@@ -138,7 +140,30 @@ def block_call(
         plain_cross,
         encoder_attention_mask,
         added or (),
+        positions=positions,
     )
+
+
+def _places(positions: Any, x: Any) -> bool:
+    """Whether they can be added to x (N, tokens, C), or there are none."""
+    if positions is None:
+        return True
+    fits = (positions.dtype, positions.device, positions.shape[-1]) == (
+        x.dtype,
+        x.device,
+        x.shape[-1],
+    )
+    return fits and x.ndim == 3 and positions.shape[1] >= x.shape[1]
+
+
+def _look_at_positions(found: Findings, module: Any) -> None:
+    """Notes what does not add a tensor of its own, as AnimateDiff's motion modules have it."""
+    cls = type(module)
+    if (cls.__module__, cls.__name__) != ("diffusers.models.embeddings", _POSITIONS):
+        found.add(f"pos_embed is a {cls.__name__}")
+        return
+    found.untouched(module, "pos_embed")
+    found.class_forward(cls, "pos_embed")
 
 
 def _of_images(processor: Any, context: Any, regions: Any) -> tuple[More, ...] | None:
@@ -259,7 +284,6 @@ class Diffusers(Ldm):
     transformer_settings: ClassVar[Options] = {"is_input_continuous": True}
     block_settings: ClassVar[Options] = {
         "norm_type": "layer_norm",
-        "pos_embed": None,
         "_chunk_size": None,
     }
     sampler_settings: ClassVar[Options] = {
@@ -268,6 +292,7 @@ class Diffusers(Ldm):
         "norm": None,
         "interpolate": True,
     }
+    block_children: ClassVar[tuple[str, ...]] = (*Ldm.block_children, "pos_embed")
     may_lack_cross: ClassVar[bool] = True
     net_lengths: ClassVar[tuple[int, ...]] = (2, 3)
     up_convs: ClassVar[tuple[str, ...]] = ("conv", "Conv2d_0")
@@ -310,6 +335,9 @@ class Diffusers(Ldm):
 
     def block(self, found: Findings, module: Any) -> Block | None:
         made, crosses = super().block(found, module), getattr(module, "only_cross_attention", False)
+        positions = getattr(module, "pos_embed", None)
+        if positions is not None:
+            _look_at_positions(found, positions)
         return replace(made, crosses_twice=True) if made is not None and crosses else made
 
     def is_plain_attention(self, found: Findings, module: Any, name: str) -> bool:

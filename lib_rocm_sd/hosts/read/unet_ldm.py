@@ -103,6 +103,9 @@ class Ldm:
     """Where a UNet's first and last layers are."""
     transformer_settings: ClassVar[Options] = {}
     block_settings: ClassVar[Options] = {"disable_self_attn": False}
+    block_children: ClassVar[tuple[str, ...]] = (
+        *("norm1", "attn1", "norm2", "attn2", "norm3", "ff"),
+    )
     sampler_settings: ClassVar[Options] = {"use_conv": True, "dims": 2}
     may_lack_cross: ClassVar[bool] = False
     """Whether a transformer block may have no attn2."""
@@ -190,8 +193,7 @@ class Ldm:
         return Transformer(norm, proj_in, tuple(blocks), proj_out)
 
     def block(self, found: Findings, module: Any) -> Block | None:
-        children = ("norm1", "attn1", "norm2", "attn2", "norm3", "ff")
-        if not self.begins(found, module, "block", 2, children):
+        if not self.begins(found, module, "block", 2, self.block_children):
             return None
         found.settings(module, "block", self.block_settings)
         own, cross, ff = (getattr(module, key, None) for key in ("attn1", "attn2", "ff"))
