@@ -60,6 +60,22 @@ def test_a_recorded_step_is_the_launched_one(
     assert [each.why for each in taken.graphs.known()] == [""]
 
 
+@pytest.mark.parametrize("family", ["Kandinsky", "x4 upscaler"])
+def test_a_recorded_step_of_other_blocks(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("diffusers")
+    unet = models.diffusers_unet(family).to(torch.bfloat16)
+    each = [models.diffusers_inputs(family, seed=seed) for seed in range(4)]
+    inputs = [models.in_dtype(one, torch.bfloat16) for one in each]
+    taken = taken_over(unet)
+    launched = [models.step(unet, one).clone() for one in inputs]
+    taken.give_back()
+    desk = recording_cpu(monkeypatch, baked=True)
+    taken = taken_over(unet)
+    assert same([models.step(unet, one).clone() for one in inputs], launched)
+    assert desk.recorded and desk.replayed >= desk.recorded
+    assert all(row.ours == row.total and not row.partly for row in taken.report())
+
+
 def test_weights_written_in_place_are_read(unet: Any, inputs: Any, desk: Desk) -> None:
     taken_over(unet)
     steps(unet, inputs)
