@@ -5,6 +5,7 @@ how exact it is, and that each change counts in the next call.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -233,7 +234,10 @@ ALMOST_ALIKE = {"fused"}
 
 @pytest.mark.parametrize("name", CHANGES)
 @torch.no_grad()
-def test_a_change_counts_in_the_next_call(unet: Any, inputs: Any, name: str) -> None:
+def test_a_change_counts_in_the_next_call(
+    unet: Any, inputs: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PAUSE_S", 0.0)  # this UNet's changes are done sooner
     with host.patched(Pipeline(unet), unet=True) as patch:
         first = models.step(unet, inputs)
         CHANGES[name](unet)
@@ -248,6 +252,29 @@ def test_a_change_counts_in_the_next_call(unet: Any, inputs: Any, name: str) -> 
     theirs = models.step(unet, inputs)
     assert models.errors(ours, theirs)[1] < 0.02
     assert name in ALMOST_ALIKE or models.errors(first, theirs)[1] > 0.04
+
+
+@torch.no_grad()
+def test_values_are_looked_at_after_a_pause_and_now_and_then(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not between two steps of a sampler, since it waits for the device."""
+    looks: list[int] = []
+    look = weights.look
+
+    def looked(layers: Any) -> None:
+        looks.append(len(layers))
+        look(layers)
+
+    monkeypatch.setattr(weights, "look", looked)
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        models.step(unet, inputs)
+        for pause_s, expected in ((math.inf, 1), (0.0, weights.LOOK_STEPS)):
+            monkeypatch.setattr(weights, "PAUSE_S", pause_s)
+            looks.clear()
+            for _ in range(weights.LOOK_STEPS):
+                models.step(unet, inputs)
+            assert looks == [len(copies(unet, patch))] * expected
 
 
 @pytest.fixture
