@@ -17,7 +17,7 @@ from torch import nn
 
 from lib_rocm_sd.cards.blueprint import DECODER, Subject
 from lib_rocm_sd.cards.card import Card, NotDividedError, Work, missing
-from lib_rocm_sd.cards.memory import Board, Shared, board_bytes, row_bytes
+from lib_rocm_sd.cards.memory import Board, Shared, board_bytes, row_bytes, settle
 from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.cards.replica import SHARED_BYTES
 from lib_rocm_sd.cards.shares import Shares, parts
@@ -72,7 +72,11 @@ class Decoding(Work):
         """Give the shared memory back, and forget what was measured."""
         self.leave()
         self.shares.forget()
+        self._close_board()
+
+    def _close_board(self) -> None:
         if self._board is not None:
+            settle(self.home)
             self._board.close()
             self._board = None
 
@@ -215,6 +219,8 @@ class Decoding(Work):
                 if not member.is_there:
                     with suppress(RankError):
                         member.stop(kind)
+            if not all(member.is_there for member in members):
+                self._close_board()  # one that has not stopped yet may still write into it
             if isinstance(error, Interrupted) or not isinstance(error, Exception):
                 raise
             if not isinstance(error, RankError):  # else it has said why

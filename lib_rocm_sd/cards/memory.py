@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from lib_rocm_sd.cards.ranks import RankError
+
 ALIGNMENT = 256
 
 
@@ -221,6 +223,9 @@ class Board:
         begin = looked_s = time.perf_counter()
         self.busy_ms += 1000 * (begin - self._since)
         self._flags[self.rank] = self._exchanges + 1
+        newer = (self._exchanges // MOST_EXCHANGES + 1) * MOST_EXCHANGES
+        if any(self._flags[other] >= newer for other in self._others):
+            raise RankError("the others are at another picture")
         while any(self._flags[other] <= self._exchanges for other in self._others):
             now_s = time.perf_counter()
             if now_s - looked_s > LOOK_S:

@@ -387,6 +387,8 @@ def _attention(
             where = f"{where} in {made.stride(0)}"  # a route hangs on strides
             made = made.narrow(1, *source.columns)
         which, images = source.image or (0, 1)
+        if source.image is not None:
+            where = f"{where}, of {images}"  # and on how many keys there are
         made = made.unflatten(0, (batch, images, -1))[:, which]
         k, v = made.unflatten(2, (2, heads, q.shape[3])).unbind(2)
         more = compute.attention(calls, where, q, k, v, given.get(source.mask))

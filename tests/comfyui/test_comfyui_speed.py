@@ -106,7 +106,7 @@ def test_a_step_is_the_models_with_its_patches(
     seen: list[bool] = []
 
     def patch(h: Any, other: Any, options: Any) -> Any:
-        seen.append("wrappers" in options and any(options["wrappers"]["apply_model"]))
+        seen.append("apply_model" in options.get("wrappers", {}))
         return h, other
 
     model = with_ours(model_of(comfy))

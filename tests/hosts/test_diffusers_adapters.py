@@ -21,6 +21,7 @@ from diffusers.loaders import IPAdapterMixin
 from diffusers.models import attention_processor as theirs_of
 
 from lib_rocm_sd.hosts.diffusers import pipeline as host
+from lib_rocm_sd.unet import compute
 from tests.hosts.test_diffusers_unet import Pipeline
 
 BF16 = torch.bfloat16
@@ -284,6 +285,31 @@ def test_regions_of_images_are_ours_and_recorded(unet: Any, desk: Desk) -> None:
     assert models.errors(other, ours)[1] > 2 * models.errors(other, changed)[1]
     masks[0].copy_(1 - masks[0])
     assert torch.equal(models.step(unet, given), theirs)
+
+
+def test_a_route_has_as_many_keys_with_regions_and_without(
+    images_unet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two pictures in a region, then both everywhere: a kernel's arguments are packed once
+    for a route.
+    """
+    keys: dict[tuple[str, torch.Size], set[int]] = {}
+    attention = compute.attention
+
+    def noted(calls: Any, where: str, q: Any, k: Any, *others: Any) -> torch.Tensor:
+        keys.setdefault((where, q.shape), set()).add(k.shape[1])
+        return attention(calls, where, q, k, *others)
+
+    monkeypatch.setattr(compute, "attention", noted)
+    with host.patched(Pipeline(images_unet), unet=True) as patch:
+        set_scale(images_unet, [[1.0, 0.0]])
+        models.step(images_unet, with_images(2, cross_attention_kwargs={REGIONS: regions(2)}))
+        set_scale(images_unet, 0.7)
+        models.step(images_unet, with_images(2))
+        assert_all_ours(patch)
+    crossed = {number for numbers in keys.values() for number in numbers}
+    assert {IMAGE_TOKENS, 2 * IMAGE_TOKENS} <= crossed
+    assert all(len(numbers) == 1 for numbers in keys.values()), keys
 
 
 def test_regions_are_weighed_once_a_step_for_blocks_of_a_size(

@@ -35,7 +35,7 @@ MS = {"ours": 9.9, "theirs": 5.5}
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that plays one, on which ours takes longer. Of each turn one call is timed."""
-    monkeypatch.delenv(faster.VARIABLE)
+    monkeypatch.setenv(faster.VARIABLE, "1")
     monkeypatch.setattr(faster, "is_card", lambda device: True)
     monkeypatch.setattr(faster, "SETTLING", {True: 1, False: 1})
     monkeypatch.setattr(faster, "TIMED", 1)

@@ -75,3 +75,16 @@ def test_who_waits_in_vain_is_told() -> None:
 
     with pytest.raises(RankError, match="gone, after 0 s"):
         Board(Shared(1 << 14), 0, 2, CPU, 0, lost).exchange({1: []})
+
+
+def test_who_was_left_behind_by_a_picture_writes_into_none_after_it() -> None:
+    """A slow rank of one that was interrupted, when the next one has begun."""
+    memory = Shared(1 << 14)
+
+    def none(waited_s: float) -> None:
+        raise RankError("nobody comes")
+
+    with pytest.raises(RankError, match="nobody comes"):
+        Board(memory, 0, 2, CPU, 2, none).exchange({1: []})
+    with pytest.raises(RankError, match="the others are at another picture"):
+        Board(memory, 1, 2, CPU, 1, none).exchange({0: []})

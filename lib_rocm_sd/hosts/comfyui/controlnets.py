@@ -25,7 +25,7 @@ from lib_rocm_sd.unet.takeover import KindReport
 NAME, HOME = "ControlNet", "comfy.cldm.cldm"
 READ = (KEY, "sample_sigmas")
 """What of a model's options counts for a ControlNet, which ComfyUI gives none of them."""
-_last: WeakSet[unet.Blocks] = WeakSet()
+_last: list[WeakSet[unet.Blocks]] = [WeakSet()]
 """Those of the last step that had some."""
 
 
@@ -59,8 +59,7 @@ class StepCall(Kept):
             return []
         read = {key: options[key] for key in READ if key in options}
         begun = [unet.begun(net, net, read, self.session, x_in, CONTROLNET) for net in nets]
-        _last.clear()
-        _last.update(begun)
+        _last[:] = [WeakSet(begun)]  # as a whole: the status is asked by another thread
         return begun
 
 
@@ -76,4 +75,4 @@ def _found_in(conds: Sequence[Any]) -> Iterator[nn.Module]:
 
 def rows() -> list[KindReport]:
     """The blocks of the ControlNets of the last step that had some, as far as they are there."""
-    return [row for blocks in list(_last) for row in blocks.look()]
+    return [row for blocks in list(_last[0]) for row in blocks.look()]

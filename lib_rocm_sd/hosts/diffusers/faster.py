@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ class _Ours:
     """What of ours is in one model."""
 
     def __init__(
-        self, attentions: Attentions, taken: UnetTakeover | None, session: Session
+        self, attentions: Attentions, taken: Sequence[UnetTakeover], session: Session
     ) -> None:
         self._attentions, self._taken, self._session = attentions, taken, session
 
@@ -43,17 +43,18 @@ class _Ours:
                 self._attentions.put_in()
             else:
                 self._attentions.take_out()
-            if self._taken is not None and ours:
-                self._taken.take_over()
-                self._taken.generation_begins()
-            elif self._taken is not None:
-                self._taken.give_back()
+            for taken in self._taken:
+                if ours:
+                    taken.take_over()
+                    taken.generation_begins()
+                else:
+                    taken.give_back()
         except Exception as error:
             self._session.report.event(f"diffusers: ours failed: {trouble.once(error)}")
 
     def content(self) -> str:
         """In words."""
-        rows = [] if self._taken is None else self._taken.report()
+        rows = [row for taken in self._taken for row in taken.report()]
         blocks = "".join(f", {row.kind} {row.ours} of {row.total}" for row in rows)
         return f"{self._session.level}, {self._attentions}{blocks}"
 
@@ -71,7 +72,8 @@ def compared(
     contests: dict[str, Contest] = {}
     with ExitStack() as stack:
         for model in components.models(pipeline):
-            own, taken = attentions.within(model), takeovers.get(model)
+            own = attentions.within(model)
+            taken = [each for part in model.modules() if (each := takeovers.get(part))]
             known = isinstance(vars(model).get("forward"), Compared)  # by an outer `with`
             is_coder = model is getattr(pipeline, "vae", None)
             if known or is_coder or not (own or taken):

@@ -173,8 +173,9 @@ def patched(
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
     that a first picture is partly or wholly torch's; True has first calls wait for it.
 
-    `compare`: the first steps of a model at a size are timed by ours and by torch, once on a card,
-    and torch computes the model where it is faster (modules/faster.py).
+    `compare`: where ROCM_SD_COMPARE_SPEED is 1, the first steps of a model at a size are timed by
+    ours and by torch, once on a card, and torch computes the model where it is faster
+    (modules/faster.py).
 
     Processors of other kinds than PROCESSORS (hosts/read/unet_diffusers.py) that are diffusers' own
     keep their place, and their calls of torch's attention are served (hosts/attention.py): those of

@@ -58,7 +58,8 @@ class ControlNets:
     def begin(self, turn: int, steps: int) -> None:
         """A generation begins: see UnetTakeover.generation_begins."""
         for model in [each for each in self._taken if each not in self._wanted]:
-            self._taken.pop(model).give_back()
+            self._taken[model].give_back()
+            del self._taken[model]
         self._wanted.clear()
         for taken in self.taken:
             taken.take_over(anew=False)

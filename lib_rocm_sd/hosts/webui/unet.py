@@ -363,7 +363,7 @@ class UnetSession:
         if self._taken is not None and begins is not None:
             self._moment = begins
             self._taken.generation_begins(*begins)
-            self._controlnets.begin(*begins)
+            self._with_controlnets(partial(self._controlnets.begin, *begins))
         for taken in (self._taken, *self._controlnets.taken):
             if isinstance(taken, ForgeTakeover):
                 taken.renewed()
@@ -402,12 +402,16 @@ class UnetSession:
         self._taken.take_over()
 
     def _hold_controlnets(self, models: list[nn.Module]) -> None:
+        if self._by is not None and self._hook is not None:
+            session = self._by.of_part(CONTROLNET)
+            make = partial(_controlnets_takeover, session=session, hook=self._hook)
+            hold = partial(self._controlnets.hold, models, make, self._moment)
+            self._with_controlnets(hold)
+
+    def _with_controlnets(self, do: Callable[[], None]) -> None:
         """Whatever goes wrong leaves them to the WebUI."""
         try:
-            if self._by is not None and self._hook is not None:
-                session = self._by.of_part(CONTROLNET)
-                make = partial(_controlnets_takeover, session=session, hook=self._hook)
-                self._controlnets.hold(models, make, self._moment)
+            do()
         except Exception as error:
             host.say_once(f"ControlNet's blocks are the WebUI's: {trouble.once(error)}")
             self._controlnets.give_back()

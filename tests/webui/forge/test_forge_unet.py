@@ -294,7 +294,7 @@ def test_the_slower_way_is_not_taken(forge: Any, gpu: FakeGpu, monkeypatch: Any)
         ms = 9.9 if any(type(each).__name__ == "BlockStandIn" for each in forwards) else 5.5
         return lambda: lambda: ms
 
-    monkeypatch.delenv("ROCM_SD_COMPARE_SPEED")
+    monkeypatch.setenv("ROCM_SD_COMPARE_SPEED", "1")
     monkeypatch.setattr(faster, "is_card", lambda device: True)
     monkeypatch.setattr(faster, "SETTLING", {True: 1, False: 1})
     monkeypatch.setattr(faster, "TIMED", 1)
