@@ -195,6 +195,6 @@ def test_a_lost_process_is_told_at_once(shared: Replica) -> None:
         killed: list[int] = []
         link_of = type("Silent", (), {"kill": lambda self: killed.append(1)})()
         link_of.receive = shared._link.receive
-        vars(dead).update(_link=link_of, waits_for="call")
+        vars(dead).update(_link=link_of, waits_for="call", _early=None)
         dead.fetch(0.01)
     assert killed

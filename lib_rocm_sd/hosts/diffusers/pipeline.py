@@ -274,7 +274,7 @@ def _look(pipeline: Any, session: Session, unet: bool) -> tuple[Attentions, Coun
         processor = attn.processor
         if isinstance(processor, EngineAttnProcessor) or is_served(attn):
             continue  # by an outer `with`
-        if unet and is_image_attention(attn) and attn.to_q.weight.dtype in HALVES:
+        if unet and not compiled and is_image_attention(attn) and attn.to_q.weight.dtype in HALVES:
             continue
         why_not = components.not_served(processor)
         changed = Findings(HOME)
