@@ -44,7 +44,7 @@ NO_ROOM = "this card has too little memory for its part"
 NOT_FINITE = "a picture by several cards had NaN or infinity"
 MOST_REASONS = 3
 _NUMBERS = count()
-"""Of boards, and of their turns."""
+"""Tells boards apart, and their turns, each greater than those before it."""
 Alone = Callable[[], torch.Tensor]
 
 

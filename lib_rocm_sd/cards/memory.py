@@ -106,7 +106,7 @@ SPIN_S, PAUSE_S, LOOK_S = 0.02, 0.0002, 0.005
 looks from then on, and how often it asks whether the others are still there.
 """
 MOST_EXCHANGES = 1 << 20
-"""Of one board."""
+"""A board makes fewer."""
 MOST_RANKS = 16
 _FLAG_BYTES = MOST_RANKS * ALIGNMENT
 """The memory begins with them: how many exchanges each rank has written for, in a cache line of its

@@ -114,18 +114,18 @@ class Team(Work):
         with self._spending(call.kind, way), self._clock.of(call.kind, way) as clock:
             # Looking at weights takes as long as a tenth of a part, so comes after both parts have
             # begun. Both are dropped if they turn out to be others than the replicas'.
-            parts = self._ask(call, way)
+            begun = self._ask(call, way)
             own = None
-            if parts and subject.is_same():
+            if begun and subject.is_same():
                 clock.mark()
                 own = theirs(**call.part(0, way[0]))
                 clock.mark()
-            if parts or not begins:
-                against = self._against(subject, ready, begins, [member for member, _, _ in parts])
+            if begun or not begins:
+                against = self._against(subject, ready, begins, [member for member, _, _ in begun])
             self._last = against
-            if own is not None and not against and all(m.has(subject) for m, _, _ in parts):
-                return self._divided(call, way, parts, own, theirs)
-            clock.way, clock.counts = (call.rows, *[0] * len(self.members)), not parts
+            if own is not None and not against and all(m.has(subject) for m, _, _ in begun):
+                return self._divided(call, way, begun, own, theirs)
+            clock.way, clock.counts = (call.rows, *[0] * len(self.members)), not begun
             return self._whole(call, subject, against, theirs)
 
     def _ask(self, call: Call, way: Way) -> list[tuple[Card, int, int]]:

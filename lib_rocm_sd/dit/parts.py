@@ -32,7 +32,7 @@ class Heads:
 
     @property
     def widths(self) -> set[int]:
-        """Of queries, keys and values; -1 where one layer makes them, and not alike."""
+        """Channels of queries, keys and values; -1 where one layer makes them, and not alike."""
         if len(self.to_qkv) > 1:
             return {layer.out_features for layer in self.to_qkv}
         width, rest = divmod(self.to_qkv[0].out_features, 3)

@@ -135,11 +135,11 @@ class _Kind:
 
 
 class Contest:
-    """Of one model, whose calls all come through `call`. Threads may call at once.
+    """Decides for one model, whose calls all come through `call`. Threads may call at once.
 
     `switch(True)` puts ours into the model, which has it at first; `switch(False)` leaves it as the
     host's. `content()` says what of ours is in it. `tell` is told of each verdict against ours. The
-    model is not held.
+    model is not held, but by what `switch` and `content` hold.
     """
 
     def __init__(

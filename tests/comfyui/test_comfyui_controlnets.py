@@ -17,7 +17,7 @@ from tests.comfyui.unet_steps import BF16, SIGMAS, counts, near, with_ours
 from tests.unet.unet_models import draw
 
 BLOCKS = 11
-"""Of the double's: five with weights of their own, two of a transformer, four results."""
+"""The double's: five with weights of their own, two of a transformer, four results."""
 
 
 class Control:

@@ -22,7 +22,7 @@ WHY = "the host's own is faster here, 5.5 ms for 9.9"
 
 @pytest.fixture(autouse=True)
 def card(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
-    """Of each turn one call is timed."""
+    """Have one call of each turn timed."""
     monkeypatch.setenv(faster.VARIABLE, "1")
     monkeypatch.setattr(faster, "is_card", lambda device: True)
     monkeypatch.setattr(faster, "SETTLING", {True: 1, False: 1})

@@ -26,7 +26,7 @@ from tests.hosts.test_diffusers_unet import Pipeline
 
 BF16 = torch.bfloat16
 PROGRAMS = 19
-"""Of the UNet: 8 residual blocks, 4 transformers, 2 resamplings, 3 first and last layers, and what
+"""The UNet's: 8 residual blocks, 4 transformers, 2 resamplings, 3 first and last layers, and what
 makes the time embeddings, and the prompt's keys and values, for all of them.
 """
 

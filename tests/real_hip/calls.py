@@ -131,7 +131,9 @@ def _launches(library: Any, function: int, stream: int, outside: int) -> Iterato
 
 
 def answers(library: Any, code: bytes, other: bytes) -> tuple[dict[str, int], list[str]]:
-    """Of each question, and the last error after it, twice; the words of STATUSES."""
+    """Ask each question, and the last error after it, twice; give their statuses, and the words of
+    STATUSES.
+    """
     for name, types in TYPES.items():
         getattr(library, name).argtypes, getattr(library, name).restype = types, c_int
     library.hipGetErrorString.argtypes, library.hipGetErrorString.restype = [c_int], c_char_p

@@ -18,8 +18,8 @@ MIXED = "the WebUI's own UNet made some steps: it is timed once, to find out whi
 
 
 class TimedCalls:
-    """Of one UNet at a time, which is not held. `switch(ours)`: its blocks are to be ours, or the
-    WebUI's. `content()`: what of it is ours.
+    """Times one UNet at a time, which is not held. `switch(ours)`: its blocks are to be ours, or
+    the WebUI's. `content()`: what of it is ours.
     """
 
     def __init__(self, switch: Callable[[bool], None], content: Callable[[], str]) -> None:

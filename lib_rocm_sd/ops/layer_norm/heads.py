@@ -46,7 +46,7 @@ class HeadsProblem:
 
     @property
     def rows(self) -> int:
-        """Of all heads."""
+        """Rows of all heads."""
         return self.batch * (self.tokens + self.words) * 3 * self.heads
 
     @property
@@ -61,7 +61,7 @@ class HeadsProblem:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what is made."""
+        """The output's."""
         return self.batch, self.tokens + self.words, 3 * self.heads * self.head_dim
 
 

@@ -120,7 +120,7 @@ def standing_in(gfx: str, folder: Path) -> Iterator[Gpu]:
 
 
 def smallest(cases: Sequence[Subject]) -> list[Subject]:
-    """Of a self-test's cases, of each op the smallest, and the smallest over a shortcut."""
+    """Take from a self-test's cases each op's smallest, and its smallest over a shortcut."""
     found: dict[tuple[str, bool], Subject] = {}
     for case in sorted(cases, key=_size):
         found.setdefault((case.op.name, getattr(case.problem, "in_place", False)), case)

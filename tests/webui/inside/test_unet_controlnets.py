@@ -14,7 +14,7 @@ from unet_help import AUTO, WITHOUT, begin, blocks_shown, session_of, unet_of
 from vae_help import HALF, add_script, distance, same
 
 BLOCKS = 12
-"""Of the double's ControlNet, five of which make its results."""
+"""The double's ControlNet's, five of which make its results."""
 NEAR = 0.12
 
 
