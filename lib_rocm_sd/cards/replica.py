@@ -52,10 +52,12 @@ class Link:
         self._words: deque[str] = deque(maxlen=WORDS)
         self._error: OSError | None = None
         started = threading.Event()
-        for work in (self._keep, self._listen):
-            threading.Thread(
-                target=work, args=(started,), name="rocm_sd replica", daemon=True
-            ).start()
+        keeper, self._listener = (
+            threading.Thread(target=work, args=(started,), name="rocm_sd replica", daemon=True)
+            for work in (self._keep, self._listen)
+        )
+        keeper.start()
+        self._listener.start()
         if not started.wait(START_S):
             self._error = OSError("its process does not start")
         if self._error is not None:
@@ -89,6 +91,7 @@ class Link:
         status = self._process.returncode
         if status is None:
             return "its process does not answer and does not end"
+        self._listener.join(GONE_S)  # its last words may still be on their way
         last = f": {self._words[-1]}" if self._words else ""
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         return f"its process ended {how}{last}"
