@@ -11,5 +11,6 @@ setup(
     package_data={
         KERNELS: ["*.hip", "*.json", "*/*.h", "tuned/*/*.json"],
         "lib_rocm_sd.hosts.comfyui": ["web/*.js"],
+        "lib_rocm_sd.lab.suite": ["page.*"],
     },
 )

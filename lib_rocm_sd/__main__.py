@@ -1,5 +1,5 @@
 """python -m lib_rocm_sd doctor | compile | inspect | capture | replay | bench | profile | demo |
-tune | results | scaling.
+tune | suite | results | scaling.
 
 A command's module is imported when it is asked for.
 """
@@ -28,7 +28,8 @@ COMMANDS = {
     "profile": "where a picture's time goes, by kind of work and by part of the model",
     "demo": "the same pictures without and with the kernels, side by side",
     "tune": "which configs run first; measure them on this GPU, and export that as a contribution",
-    "results": "the results of speed tests that owners of cards contributed, as a table",
+    "suite": "whole pictures by every way: time, memory, energy and quality, in one run",
+    "results": "results of owners of cards as a table; of the suite: merge, check, page",
     "scaling": "what several cards would take, by a model; a farm of them, simulated",
 }
 """Each is a module of lib_rocm_sd.commands with `add_arguments(parser)` and `main(args)`, which

@@ -1,4 +1,5 @@
 """`python -m lib_rocm_sd results DIR`: contributed results of the speed test as README's table.
+And of the suite: `results merge FILE FILE..`, `results check FILE FILE`, `results page DIR`.
 
 The files come from strangers: each is read as speed_result.py reads it, and what is not right is
 refused with a reason. Nothing in them can become more than text in the table. Needs no torch.
@@ -12,9 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lib_rocm_sd.checks import UsageError, told
-from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.rows import Row, write_json
 from lib_rocm_sd.lab.speed_result import OURS, Document, files, read, reason_of
 from lib_rocm_sd.lab.speed_text import escaped, machine_line, printable
+from lib_rocm_sd.lab.suite import document as suite
+from lib_rocm_sd.lab.suite import page
 from lib_rocm_sd.lab.svg import number
 
 COLUMNS = {
@@ -46,7 +49,20 @@ NOTHING = "No owner of a card has contributed a result yet."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a folder of JSON files")
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="a folder of JSON files; or, of results of the suite: merge, check, page",
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="of the suite")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="of merge: what to write")
+    parser.add_argument(
+        "--published",
+        type=Path,
+        metavar="FILE",
+        help="of page: figures that others have published, drawn apart",
+    )
     parser.add_argument(
         "--reference",
         default="",
@@ -60,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print or write the table. 1 when a file was refused."""
+    if args.files:
+        return _of_suite(str(args.directory), args)
     if not args.directory.is_dir():
         what = "is no folder" if args.directory.exists() else "does not exist"
         raise UsageError(f"{args.directory} {what}")
@@ -79,6 +97,52 @@ def main(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(reason_of(error)) from error
     return int(bool(refused))
+
+
+def _of_suite(verb: str, args: argparse.Namespace) -> int:
+    """Merge, check or show results of the suite. 1 where they do not compare."""
+    if verb not in _VERBS:
+        raise UsageError(f"one folder, or {', '.join(_VERBS)} and files, not {verb!r} and files")
+    try:
+        return _VERBS[verb](args)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{verb}: {reason_of(error)}") from error
+
+
+def _merge(args: argparse.Namespace) -> int:
+    if args.out is None:
+        raise ValueError("--out names the file to write")
+    write_json(args.out, suite.merged([suite.read(path) for path in args.files]))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    if len(args.files) != 2:
+        raise ValueError("it takes two files")
+    one, other = map(suite.read, args.files)
+    reasons = suite.differences(one, other)
+    for reason in reasons:
+        print(f"not to be compared: {printable(reason)}")
+    if not reasons:
+        print("these may be compared")
+    return int(bool(reasons))
+
+
+def _page(args: argparse.Namespace) -> int:
+    (folder, *more) = args.files
+    if more or not folder.is_dir():
+        raise ValueError("it takes one folder")
+    documents, refused = suite.gathered(folder)
+    for name, reason in refused.items():
+        print(f"results: {name!a} is refused: {printable(reason)}", file=sys.stderr)
+    if not documents:
+        raise ValueError(f"{folder} has no result of the suite")
+    published = page.published_in(args.published) if args.published else []
+    print(page.write(folder, documents, published))
+    return int(bool(refused))
+
+
+_VERBS = {"merge": _merge, "check": _check, "page": _page}
 
 
 def gathered(directory: Path) -> tuple[list[Document], dict[str, str]]:

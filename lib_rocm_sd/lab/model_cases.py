@@ -167,11 +167,16 @@ def _method(name: str, *args: Any, **kwargs: Any) -> Callable[[Scene], None]:
     return change
 
 
-def _lora(scene: Scene) -> None:
+def add_lora(unet: Any) -> None:
+    """Give a UNet an adapter of PEFT with random values, not fused."""
     import peft
 
     options = peft.LoraConfig(r=RANK, init_lora_weights=False, target_modules=LORA_LAYERS)
-    scene.parts["unet"].add_adapter(options, "one")
+    unet.add_adapter(options, "one")
+
+
+def _lora(scene: Scene) -> None:
+    add_lora(scene.parts["unet"])
 
 
 def _fused_lora(scene: Scene) -> None:

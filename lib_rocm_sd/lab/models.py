@@ -161,8 +161,8 @@ class Coder:
         return values.to(self.device, self.dtype)
 
 
-def coder(role: str, device: torch.device, dtype: torch.dtype, small: bool = False) -> Coder:
-    """The coder, seeded. Needs diffusers."""
+def autoencoder(device: torch.device, dtype: torch.dtype, small: bool = False) -> Any:
+    """Stable Diffusion's VAE, seeded. Needs diffusers."""
     from diffusers import AutoencoderKL
 
     torch.manual_seed(0)
@@ -174,8 +174,12 @@ def coder(role: str, device: torch.device, dtype: torch.dtype, small: bool = Fal
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
     )
-    module: nn.Module = vae.decoder if role == "decoder" else vae.encoder
-    module = module.to(device, dtype).eval().requires_grad_(False)
+    return vae.to(device, dtype).eval().requires_grad_(False)
+
+
+def coder(role: str, device: torch.device, dtype: torch.dtype, small: bool = False) -> Coder:
+    """A part of `autoencoder`."""
+    module: nn.Module = getattr(autoencoder(device, dtype, small), role)
     return Coder(role, module, device, dtype, small)
 
 

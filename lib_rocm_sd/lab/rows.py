@@ -86,6 +86,21 @@ class Row:
     plan: str = ""
     ran: str = ""  # of ours, the variants of each op
     told: tuple[str, ...] = ()  # what ran, and what was not ours
+    # of the suite; `test` is the picture's part
+    first: float = NAN  # in `unit`, the first in the process
+    p95: float = NAN
+    p99: float = NAN
+    within: float = NAN  # share that kept the limit
+    cpu_ms: float = NAN  # of this process, in a step
+    power_w: float = NAN
+    energy_j: float = NAN  # of a picture
+    core_mhz: float = NAN
+    temperature_c: float = NAN  # the highest
+    slowed: str = ""  # why the card's clock fell
+    psnr: float = NAN  # these from the same picture in float32
+    ssim: float = NAN
+    flip: float = NAN
+    largest: float = NAN  # of 255
     # of several ranks, beside one of them alone
     ranks: int = 0
     one_ms: float = NAN

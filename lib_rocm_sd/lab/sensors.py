@@ -4,9 +4,10 @@ machine: card and versions, no name of a user, a host or a folder.
 AMD cards on Linux: what the driver writes into sysfs. Of a card's folder
 /sys/bus/pci/devices/<address>: hwmon/hwmon*/power1_average in uW or, where the driver has no mean,
 power1_input; freq1_input (core) and freq2_input (memory) in Hz, or the line of pp_dpm_sclk and
-pp_dpm_mclk that is marked with a star (the kernel's Documentation/gpu/amdgpu). The development
+pp_dpm_mclk that is marked with a star, temp2_input (junction) or temp1_input (edge) in thousandths
+of a degree (the kernel's Documentation/gpu/amdgpu). amd-smi reads the same files. The development
 card: NVIDIA's management library, by the package nvidia-ml-py, which torch.cuda.power_draw asks
-too; power is a mean over a second on Ampere and newer (but not GA100).
+too; power is a mean over a second on Ampere and newer (but not GA100), energy a counter.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import platform
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +36,9 @@ class Reading:
     power_w: float | None = None
     core_mhz: float | None = None
     memory_mhz: float | None = None
+    temperature_c: float | None = None
+    energy_j: float | None = None
+    """By a counter that begins anywhere."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,17 @@ class Quantity:
 @dataclass(frozen=True)
 class Summary:
     """Summary of the readings taken while something ran. `reason` says why there are none.
-    `origin`: where the numbers come from.
+    `origin`: where the numbers come from. `energy_j`: by the card's counter, else the integral of
+    its power; None where there is neither. `slowed`: that the core clock fell on the way, and how.
     """
 
     readings: int = 0
     power_w: Quantity | None = None
     core_mhz: Quantity | None = None
     memory_mhz: Quantity | None = None
+    temperature_c: Quantity | None = None
+    energy_j: float | None = None
+    slowed: str = ""
     origin: str = ""
     reason: str = ""
 
@@ -65,6 +74,7 @@ class Summary:
             "power": (self.power_w, "W"),
             "core clock": (self.core_mhz, "MHz"),
             "memory clock": (self.memory_mhz, "MHz"),
+            "temperature": (self.temperature_c, "C"),
         }
         lines = [
             f"{name:<14} {value.mean:>8.0f} {unit:<3} ({value.least:.0f} to {value.most:.0f})"
@@ -77,6 +87,7 @@ class Summary:
 PCI = Path("/sys/bus/pci/devices")
 VENDOR = "0x1002"
 POWER = ("power1_average", "power1_input")
+HEAT = ("temp2_input", "temp1_input")
 CLOCKS = {"core_mhz": ("freq1_input", "pp_dpm_sclk"), "memory_mhz": ("freq2_input", "pp_dpm_mclk")}
 _CURRENT = re.compile(r"^\s*\w+:\s*(\d+)\s*mhz\s*\*\s*$", re.IGNORECASE | re.MULTILINE)
 
@@ -95,7 +106,9 @@ class Sysfs:
         """OSError is not raised: what cannot be read is None."""
         power = None if self._power is None else _number(self._power)
         clocks = {name: self._clock(*files) for name, files in CLOCKS.items()}
-        return Reading(None if power is None else power / 1e6, **clocks)
+        heat = next((degrees for name in HEAT if (degrees := _number(self._monitor / name))), None)
+        heat_c = None if heat is None else heat / 1000
+        return Reading(None if power is None else power / 1e6, **clocks, temperature_c=heat_c)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -171,7 +184,10 @@ class Nvml:
         power = self._asked(library.nvmlDeviceGetPowerUsage)
         clocks = (library.NVML_CLOCK_GRAPHICS, library.NVML_CLOCK_MEM)
         core, memory = (self._asked(library.nvmlDeviceGetClockInfo, clock) for clock in clocks)
-        return Reading(None if power is None else power / 1000, core, memory)
+        heat = self._asked(library.nvmlDeviceGetTemperature, library.NVML_TEMPERATURE_GPU)
+        energy = self._asked(library.nvmlDeviceGetTotalEnergyConsumption)
+        power, energy = (None if each is None else each / 1000 for each in (power, energy))
+        return Reading(power, core, memory, heat, energy)
 
     def _asked(self, ask: Callable[..., int], *what: int) -> float | None:
         with suppress(self._library.NVMLError):
@@ -210,6 +226,8 @@ def nvml_source(address: str) -> Nvml | str:
 
 Source = Sysfs | Nvml
 EVERY_S = 0.05
+FELL = 0.9
+"""A core clock at the end of this share of its beginning has fallen."""
 
 
 class Watch:
@@ -218,6 +236,7 @@ class Watch:
     def __init__(self, source: Source | str) -> None:
         self._source = source
         self._readings: list[Reading] = []
+        self._times: list[float] = []
         self._stop = threading.Event()
 
     def summary(self) -> Summary:
@@ -228,14 +247,47 @@ class Watch:
             return Summary(reason=self._source)
         origin = self._source.origin
         quantities: dict[str, Any] = {}
-        for name in ("power_w", "core_mhz", "memory_mhz"):
+        for name in ("power_w", "core_mhz", "memory_mhz", "temperature_c"):
             readings = (getattr(each, name) for each in self._readings)
             values = [value for value in readings if value is not None]
             mean = sum(values) / max(len(values), 1)
             quantities[name] = Quantity(mean, min(values), max(values)) if values else None
         if not any(quantities.values()):
             return Summary(origin=origin, reason=f"{origin} tells neither power nor clocks")
-        return Summary(len(self._readings), **quantities, origin=origin)
+        quantities |= {"energy_j": self._energy_j(), "slowed": self._slowed(), "origin": origin}
+        return Summary(len(self._readings), **quantities)
+
+    def _energy_j(self) -> float | None:
+        counter = [each.energy_j for each in self._readings if each.energy_j is not None]
+        if len(counter) > 1 and counter[-1] > counter[0]:
+            return counter[-1] - counter[0]
+        known = [
+            (at, each.power_w)
+            for at, each in zip(self._times, self._readings, strict=True)
+            if each.power_w is not None
+        ]
+        if len(known) < 2:
+            return None
+        pairs = zip(known, known[1:], strict=False)
+        return sum((after - at) * (one + other) / 2 for (at, one), (after, other) in pairs)
+
+    def _slowed(self) -> str:
+        clocks = [each.core_mhz for each in self._readings if each.core_mhz]
+        part = len(clocks) // 5
+        if part < 2:
+            return ""
+        # The first readings are of a card that wakes up: its highest fifth counts as the beginning.
+        begin = max(sum(clocks[at : at + part]) / part for at in range(0, 3 * part, part))
+        end = sum(clocks[-part:]) / part
+        if end >= FELL * begin:
+            return ""
+        heat = [each.temperature_c for each in self._readings if each.temperature_c]
+        at = f" at up to {max(heat):.0f} C" if heat else ""
+        return f"the core clock fell from {begin:.0f} to {end:.0f} MHz{at}"
+
+    def wait(self, seconds: float) -> None:
+        """Within `looking`, until so much time has passed."""
+        self._stop.wait(seconds)
 
     @contextmanager
     def looking(self, every_s: float = EVERY_S) -> Iterator[None]:
@@ -256,6 +308,7 @@ class Watch:
     def _look(self, source: Source, every_s: float) -> None:
         while True:
             last = self._stop.is_set()
+            self._times.append(time.monotonic())
             self._readings.append(source.read())
             if last:
                 return

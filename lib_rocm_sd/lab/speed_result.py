@@ -224,16 +224,21 @@ def read(path: Path) -> Document:
     return parse_document(data)
 
 
-def parse_document(data: bytes) -> Document:
-    """The document of a file's bytes, trusting nothing. ValueError with a reason."""
+def loaded(data: bytes) -> Any:
+    """What a file's bytes are as JSON. ValueError with a reason."""
     try:
-        content = json.loads(data.decode("utf-8"), parse_constant=_refuse, parse_int=_integer)
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse, parse_int=_integer)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("not text in UTF-8") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at line {error.lineno}") from None
+
+
+def parse_document(data: bytes) -> Document:
+    """The document of a file's bytes, trusting nothing. ValueError with a reason."""
+    content = loaded(data)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"no result of this speed test: format is not {FORMAT!r}")
     return _document(content)
@@ -263,34 +268,34 @@ def _document(content: dict[str, Any]) -> Document:
     complete = content.get("complete")
     if not isinstance(complete, bool):
         raise ValueError("complete is neither true nor false")  # noqa: TRY004
-    request = _checked(content.get("request"), "request", dict)
+    request = checked(content.get("request"), "request", dict)
     sizes = [int(_number(size, "a size", 1e9)) for size in _items(request, "sizes", 100)]
-    what = [_checked(part, "a part") for part in _items(request, "what", 100)]
+    what = [checked(part, "a part") for part in _items(request, "what", 100)]
     return Document(
-        machine=_machine(_checked(content.get("machine"), "machine", dict)),
+        machine=facts_of(checked(content.get("machine"), "machine", dict)),
         request={"what": what, "preset": _text(request, "preset"), "sizes": sizes},
-        rows=[_row(_checked(each, "a row", dict)) for each in _items(content, "rows", MOST_ROWS)],
+        rows=[_row(checked(each, "a row", dict)) for each in _items(content, "rows", MOST_ROWS)],
         pictures=[
-            _pair(_checked(each, "a pair of pictures", dict))
+            _pair(checked(each, "a pair of pictures", dict))
             for each in _items(content, "pictures", MOST_ROWS)
         ],
-        notes=[_checked(note, "a note") for note in _items(content, "notes", MOST_NOTES)],
+        notes=[checked(note, "a note") for note in _items(content, "notes", MOST_NOTES)],
         complete=complete,
         id=ident,
         date=date,
     )
 
 
-def _machine(facts: dict[str, Any]) -> dict[str, Any]:
-    """Short texts, numbers, truth values and nulls."""
+def facts_of(facts: dict[str, Any], owner: str = "machine") -> dict[str, Any]:
+    """Short texts, numbers, truth values and nulls. Raises ValueError for anything else."""
     if len(facts) > MOST_FACTS:
-        raise ValueError(f"machine has {len(facts)} facts: at most {MOST_FACTS}")
+        raise ValueError(f"{owner} has {len(facts)} facts: at most {MOST_FACTS}")
     for name, value in facts.items():
-        _checked(name, "a name in machine")
+        checked(name, f"a name in {owner}")
         if value is not None and not isinstance(value, (bool, int, float)):
-            _checked(value, f"machine's {name}")
+            checked(value, f"{owner}'s {name}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"machine's {name} is no number")
+            raise ValueError(f"{owner}'s {name} is no number")
     return facts
 
 
@@ -322,7 +327,7 @@ def _pair(item: dict[str, Any]) -> Pair:
 
 
 def _items(content: Mapping[str, Any], key: str, most: int) -> list[Any]:
-    items: list[Any] = _checked(content.get(key, []), key, list)
+    items: list[Any] = checked(content.get(key, []), key, list)
     if len(items) > most:
         raise ValueError(f"{len(items)} {key}: at most {most}")
     return items
@@ -337,10 +342,10 @@ def _number(value: object, name: str, most: float) -> float:
 
 
 def _text(item: Mapping[str, Any], key: str) -> str:
-    return str(_checked(item.get(key), key))
+    return str(checked(item.get(key), key))
 
 
-def _checked(value: Any, name: str, kind: type = str) -> Any:
+def checked(value: Any, name: str, kind: type = str) -> Any:
     """The value, if it is of its kind, and a text not too long."""
     if not isinstance(value, kind):
         words: dict[Any, str] = {str: "a text", list: "a list", dict: "an object"}

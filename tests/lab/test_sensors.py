@@ -45,9 +45,11 @@ def test_a_card_of_amds_is_read(tmp_path: Path) -> None:
         power1_input="1\n",
         freq1_input="2400000000\n",
         freq2_input="1249000000\n",
+        temp1_input="54000\n",
+        temp2_input="68000\n",
     )
     source = found(sensors.sysfs_source(CARD, tmp_path))
-    assert source.read() == Reading(215.0, 2400.0, 1249.0)
+    assert source.read() == Reading(215.0, 2400.0, 1249.0, 68.0)
     assert source.origin == f"sysfs, {CARD}, power1_average"
 
 
@@ -117,7 +119,7 @@ def test_a_result_has_the_facts_of_the_card(
 class Library:
     """The package nvidia-ml-py; `fails` names functions that raise its error."""
 
-    NVML_CLOCK_GRAPHICS, NVML_CLOCK_MEM = 0, 2
+    NVML_CLOCK_GRAPHICS, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 0, 2, 0
 
     class NVMLError(Exception):
         pass
@@ -134,6 +136,7 @@ class Library:
                 return given
             clocks = {0: 1980, 2: 3201}
             of_card = {"nvmlDeviceGetPowerUsage": 345600, "nvmlDeviceGetCount": self.count}
+            of_card |= {"nvmlDeviceGetTemperature": 61, "nvmlDeviceGetTotalEnergyConsumption": 5000}
             return clocks[given[1]] if name == "nvmlDeviceGetClockInfo" else of_card.get(name)
 
         return call
@@ -152,7 +155,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Library]:
 def test_the_development_card_is_read(nvml: Callable[..., Library]) -> None:
     library = nvml()
     source = found(sensors.nvml_source("00000000:3B:00.0"))
-    assert source.read() == Reading(345.6, 1980.0, 3201.0)
+    assert source.read() == Reading(345.6, 1980.0, 3201.0, 61.0, 5.0)
     assert source._handle == ("00000000:3B:00.0",) and library.open == 1
     source.close()
     assert library.open == 0
@@ -176,7 +179,9 @@ def test_nvml_says_why_not(nvml: Callable[..., Library], monkeypatch: pytest.Mon
 def test_what_a_card_does_not_support_is_left_out(nvml: Callable[..., Library]) -> None:
     nvml(fails="nvmlDeviceGetPowerUsage")
     source = found(sensors.nvml_source("00000000:3B:00.0"))
-    assert source.read() == Reading(None, 1980.0, 3201.0)
+    assert source.read() == Reading(None, 1980.0, 3201.0, 61.0, 5.0)
+    nvml(fails="nvmlDeviceGetTotalEnergyConsumption")
+    assert found(sensors.nvml_source("")).read() == Reading(345.6, 1980.0, 3201.0, 61.0)
 
 
 class Counting:
@@ -201,10 +206,62 @@ def test_it_is_looked_at_until_the_end() -> None:
     with pytest.raises(RuntimeError), found.looking(60.0):
         raise RuntimeError("planted")
     assert source.closed == 1 and source.count == 2  # at once, and at the end
-    assert found.summary() == Summary(2, Quantity(1.5, 1.0, 2.0), None, None, "a test")
+    told = found.summary()
+    assert told == Summary(2, Quantity(1.5, 1.0, 2.0), energy_j=told.energy_j, origin="a test")
     lines = str(found.summary()).splitlines()
     assert lines[0].split() == ["power", "2", "W", "(1", "to", "2)"]
     assert lines[1] == "2 readings of a test"
+
+
+class Played:
+    """Reads what it is given, one reading after the other."""
+
+    origin = "a test"
+
+    def __init__(self, readings: list[Reading]) -> None:
+        self.readings = iter(readings)
+
+    def read(self) -> Reading:
+        return next(self.readings)
+
+    def close(self) -> None:
+        pass
+
+
+def played(monkeypatch: pytest.MonkeyPatch, readings: list[Reading]) -> Summary:
+    """The summary of readings, half a second apart."""
+    source: Any = Played(readings)
+    watch = Watch(source)
+    clock = iter(0.5 * place for place in range(len(readings)))
+    monkeypatch.setattr(sensors.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(watch._stop, "wait", lambda seconds: None)
+    left = len(readings)
+
+    def is_last() -> bool:
+        nonlocal left
+        left -= 1
+        return left == 0
+
+    monkeypatch.setattr(watch._stop, "is_set", is_last)
+    watch._look(source, 0.5)
+    return watch.summary()
+
+
+def test_energy_is_the_counters_else_the_powers_integral(monkeypatch: pytest.MonkeyPatch) -> None:
+    powers = [Reading(watts) for watts in (100.0, 200.0, None, 200.0)]
+    assert played(monkeypatch, powers).energy_j == 75.0 + 200.0
+    counted = [Reading(100.0, energy_j=joules) for joules in (1000.0, 1040.0, 1090.0)]
+    assert played(monkeypatch, counted).energy_j == 90.0
+    assert played(monkeypatch, [Reading(core_mhz=1.0)] * 3).energy_j is None
+
+
+def test_a_clock_that_falls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = [500.0, 500.0, *[2500.0] * 10, *[2000.0] * 8]
+    slowed = [Reading(core_mhz=clock, temperature_c=95.0) for clock in clocks]
+    told = played(monkeypatch, slowed).slowed
+    assert told == "the core clock fell from 2500 to 2000 MHz at up to 95 C"
+    steady = [Reading(core_mhz=clock) for clock in (500.0, *[2500.0] * 9, *[2400.0] * 10)]
+    assert not played(monkeypatch, steady).slowed
 
 
 def test_without_numbers_there_is_a_reason() -> None:

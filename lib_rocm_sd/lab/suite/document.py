@@ -1,0 +1,210 @@
+"""A suite's result as JSON: its format, reading what strangers send, and whether two compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd.lab.rows import Columns, Row
+from lib_rocm_sd.lab.speed_result import DATE, MOST_BYTES, checked, facts_of, loaded
+
+FORMAT = "rocm_sd suite 1"
+COLUMNS = Columns(
+    "part=test workload=case way unit median p10 p90 runs first p95 p99 within peak_mib cpu_ms "
+    "power_w energy_j core_mhz temperature_c slowed psnr ssim flip largest ran note reason",
+    ("way", "case", "test", "unit"),
+)
+"""Of a row. `energy_j`: of a picture. Distances are from the same picture in float32. What a
+machine has no sensor for is null.
+"""
+PARTS = ("picture", "text encoder", "step", "decode", "host", "offline", "server", "CLIP score")
+UNITS = ("s", "ms", "pictures/s", "score")
+MOST_ROWS = 5000
+SETTINGS = ("dtype", "model", "preset")
+"""Facts of a run in which two have to be alike to be compared, beside their workloads."""
+SAME_CARD = ("driver", "rocm", "torch", "power_limit_w")
+"""Facts of a machine that make a difference on one and the same card."""
+
+
+@dataclass(frozen=True)
+class SuiteDocument:
+    """One run. `about`: dtype, model, preset, date, level, kernels. `workloads`: settings by name.
+    `machine`: as sensors.machine has it, and `idle_power_w`.
+    """
+
+    name: str
+    machine: dict[str, Any]
+    about: dict[str, Any]
+    workloads: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    complete: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; `read` takes it back."""
+        return {
+            "format": FORMAT,
+            **self.about,
+            "machine": self.machine,
+            "workloads": self.workloads,
+            "complete": self.complete,
+            "rows": [COLUMNS.as_json(row) for row in self.rows],
+        }
+
+    @property
+    def card(self) -> str:
+        return str(self.machine.get("card") or "unknown card")
+
+    def pictures(self) -> Iterator[Row]:
+        """The measured rows of whole pictures."""
+        return (row for row in self.rows if row.test == "picture" and not row.reason)
+
+    def row(self, part: str, workload: str, way: str) -> Row | None:
+        """The measured row of a part of a workload; None where there is none."""
+        key = (part, workload, way)
+        rows = (row for row in self.rows if (row.test, row.case, row.way) == key)
+        return next((row for row in rows if not row.reason), None)
+
+
+def read(path: Path) -> SuiteDocument:
+    """The document in a file, trusting nothing. OSError, or ValueError with a reason."""
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+    content = loaded(data)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"no result of the suite: format is not {FORMAT!r}")
+    about = {
+        key: value
+        for key, value in content.items()
+        if key not in ("format", "machine", "workloads", "complete", "rows")
+    }
+    if not DATE.fullmatch(str(about.get("date"))):
+        raise ValueError("date is not like 2026-01-31T12:00:00Z")
+    workloads = checked(content.get("workloads"), "workloads", dict)
+    items = checked(content.get("rows"), "rows", list)
+    if len(items) > MOST_ROWS:
+        raise ValueError(f"{len(items)} rows: at most {MOST_ROWS}")
+    return SuiteDocument(
+        path.name,
+        facts_of(checked(content.get("machine"), "machine", dict)),
+        facts_of(about, "the result"),
+        {
+            checked(name, "a workload"): facts_of(checked(each, "a workload", dict), "a workload")
+            for name, each in workloads.items()
+        },
+        [_row(checked(item, "a row", dict)) for item in items],
+        content.get("complete") is True,
+    )
+
+
+_NUMBERS = frozenset(f.name for f in fields(Row) if f.type in ("float", "int"))
+
+
+def _row(item: Mapping[str, Any]) -> Row:
+    for name, value in item.items():
+        attribute = COLUMNS.fields.get(name)
+        if attribute is None or value is None:
+            continue
+        if attribute not in _NUMBERS:
+            checked(value, name)
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+            raise ValueError(f"{name} is no number from 0 on")
+    try:
+        row = COLUMNS.row(item)
+    except KeyError as error:
+        raise ValueError(f"a row has no {error.args[0]}") from None
+    if row.test not in PARTS or row.unit not in UNITS:
+        raise ValueError("a row's part or unit is not known")
+    if not row.reason and not row.median > 0:
+        raise ValueError("a row has neither a figure above 0 nor a reason")
+    return row
+
+
+def gathered(folder: Path) -> tuple[list[SuiteDocument], dict[str, str]]:
+    """The documents in a folder, by name, and why other JSON files are none."""
+    documents, refused = [], {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            if path.is_symlink():
+                raise ValueError("a link, not a file")  # noqa: TRY301 - told as the others are
+            documents.append(read(path))
+        except (OSError, ValueError) as error:
+            refused[path.name] = getattr(error, "strerror", None) or str(error)
+    return documents, refused
+
+
+# -- comparing ------------------------------------------------------------------------------------
+
+
+def differences(one: SuiteDocument, other: SuiteDocument) -> list[str]:
+    """Why the figures of two runs may not be set beside each other; empty where they may."""
+    reasons = [
+        f"{name}: {one.about.get(name)} and {other.about.get(name)}"
+        for name in SETTINGS
+        if one.about.get(name) != other.about.get(name)
+    ]
+    shared = [name for name in one.workloads if name in other.workloads]
+    if not shared:
+        reasons.append("no workload is in both")
+    for name in shared:
+        mine, theirs = one.workloads[name], other.workloads[name]
+        reasons += [
+            f"{name}, {key}: {mine.get(key)} and {theirs.get(key)}"
+            for key in sorted({*mine, *theirs})
+            if mine.get(key) != theirs.get(key)
+        ]
+    if one.card == other.card:
+        reasons += [
+            f"{name}: {one.machine.get(name)} and {other.machine.get(name)}"
+            for name in SAME_CARD
+            if one.machine.get(name) != other.machine.get(name)
+        ]
+    incomplete = [each.name for each in (one, other) if not each.complete]
+    return reasons + [f"{name} was not run to its end" for name in incomplete]
+
+
+def regressions(now: SuiteDocument, before: SuiteDocument) -> list[str]:
+    """Pictures of now that take longer than before, beyond the spread of both runs."""
+    slower = []
+    for row in now.pictures():
+        old = before.row("picture", row.case, row.way)
+        if old is not None and row.p10 > old.p90:
+            change = 100 * (row.median / old.median - 1)
+            slower.append(
+                f"{row.case}, {row.way}: {row.median:.4g} {row.unit} for {old.median:.4g} "
+                f"(+{change:.0f} %; {row.p10:.4g} to {row.p90:.4g} for {old.p10:.4g} to "
+                f"{old.p90:.4g})"
+            )
+    return slower
+
+
+def merged(documents: Sequence[SuiteDocument]) -> dict[str, Any]:
+    """Several runs of one machine and one setting as one document: workloads and ways side by side.
+
+    Raises ValueError where they do not compare, or have the same row twice.
+    """
+    first, *others = documents
+    rows, workloads, seen = [], dict[str, Any](), dict[tuple[str, ...], str]()
+    for other in others:
+        reasons = [
+            each
+            for each in differences(first, other)
+            if each != "no workload is in both" and not each.startswith("preset:")
+        ]
+        if other.card != first.card:
+            reasons.insert(0, f"card: {first.card} and {other.card}")
+        if reasons:
+            raise ValueError(f"{first.name} and {other.name}: {'; '.join(reasons)}")
+    for document in documents:
+        workloads |= document.workloads
+        for row in document.rows:
+            key = (row.test, row.case, row.way)
+            if key in seen:
+                raise ValueError(f"{', '.join(key)} is in {seen[key]} and in {document.name}")
+            seen[key] = document.name
+            rows.append(row)
+    whole = SuiteDocument(first.name, first.machine, first.about, workloads, rows, True)
+    return whole.as_dict()

@@ -1,0 +1,187 @@
+"""Measures workloads by all ways in one run: in turns, after a first picture, with the card's power
+and each way's distance from float32.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.lab.rows import NAN, Row, spread
+from lib_rocm_sd.lab.sensors import Source, Summary, Watch
+from lib_rocm_sd.lab.suite import quality
+from lib_rocm_sd.lab.suite.painter import Painter, Shot
+from lib_rocm_sd.lab.suite.workloads import Workload
+from lib_rocm_sd.lab.timing import FAILED, Peak, clean, no_tf32, why
+
+Way = Callable[[Any], AbstractContextManager[Callable[[], str]]]
+"""Within it, a pipeline works this way; what it gives tells what ran."""
+Keep = Callable[[Workload, Mapping[str, Any], Mapping[str, quality.Distance]], None]
+"""Told the last picture of each way, "float32" among them, and how far each is from that."""
+EXACT = "float32"
+
+
+class NotHere(Exception):  # noqa: N818 - nothing went wrong
+    """A way does not exist on this machine; `str()` says why."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run. `painters`: by model. `sensors`: opens what reads the card, or says why nothing
+    does. `turns`: of each way; `pictures`: timed in a turn. `told`: progress.
+    """
+
+    workloads: Sequence[Workload]
+    painters: Callable[[str], Painter]
+    ways: Mapping[str, Way]
+    sensors: Callable[[], Source | str]
+    turns: int
+    pictures: int
+    prompts: Sequence[str]
+    told: Callable[[str], None]
+    keep: Keep = lambda workload, pictures, distances: None
+
+
+@dataclass
+class _Tally:
+    """A way's shots. `first_s`: its first picture in this process."""
+
+    shots: list[Shot] = field(default_factory=list)
+    sensors: list[tuple[Summary, int]] = field(default_factory=list)
+    first_s: float = NAN
+    peak_mib: float = NAN
+    ran: str = ""
+    reason: str = ""
+    image: Any = None
+
+
+def rows(plan: Plan) -> Iterator[Row]:
+    """The rows of each workload, as they come: "picture" of each way, then its parts."""
+    for workload in plan.workloads:
+        yield from _of_workload(plan, workload)
+
+
+def _of_workload(plan: Plan, workload: Workload) -> Iterator[Row]:
+    tallies = {name: _Tally() for name in plan.ways}
+    try:
+        painter = plan.painters(workload.model)
+        if workload.kind == "lora":
+            painter = painter.with_lora()
+        plan.told(f"{workload.name}: in float32")
+        exact, absent = _exact(painter, workload, plan.prompts)
+    except FAILED as failure:
+        for name in plan.ways:
+            yield Row("picture", workload.name, name, "s", reason=why(failure))
+        return
+    for turn in range(plan.turns):
+        for name in list(plan.ways)[:: -1 if turn % 2 else 1]:
+            plan.told(f"{workload.name}: {name}, turn {turn + 1} of {plan.turns}")
+            _take_turn(plan, workload, painter, name, tallies[name])
+    pictures = {name: tally.image for name, tally in tallies.items() if tally.image is not None}
+    distances = {}
+    if exact is not None:
+        distances = {name: quality.distance(exact, image) for name, image in pictures.items()}
+        pictures[EXACT] = exact
+    plan.keep(workload, pictures, distances)
+    for name, tally in tallies.items():
+        yield from _finished(workload, name, tally, distances.get(name), absent)
+
+
+def _exact(painter: Painter, workload: Workload, prompts: Sequence[str]) -> tuple[Any, str]:
+    """The workload's first picture in float32, or why there is none."""
+    try:
+        with no_tf32():
+            return painter.in_float32().paint(workload, prompts).images[0], ""
+    except FAILED as failure:
+        return None, f"not compared with float32: {why(failure)}"
+    finally:
+        clean(painter.device)
+
+
+def _take_turn(plan: Plan, workload: Workload, painter: Painter, name: str, tally: _Tally) -> None:
+    """One picture that does not count, and those that do; or why there are none."""
+    if tally.reason:
+        return
+    try:
+        with plan.ways[name](painter.pipeline) as ran:
+            first = painter.paint(workload, plan.prompts)
+            if math.isnan(tally.first_s):
+                tally.first_s = first.seconds
+            peak, watch = Peak(painter.device), Watch(plan.sensors())
+            with watch.looking():
+                shots = [painter.paint(workload, plan.prompts) for _ in range(plan.pictures)]
+            tally.shots += shots
+            tally.sensors.append((watch.summary(), len(shots) * workload.batch))
+            tally.peak_mib, tally.image, tally.ran = peak.mib(), shots[-1].images[0], ran()
+    except NotHere as reason:
+        tally.reason = str(reason)
+    except FAILED as failure:
+        tally.reason = why(failure)
+    finally:
+        clean(painter.device)
+
+
+def _finished(
+    workload: Workload, name: str, tally: _Tally, apart: quality.Distance | None, absent: str
+) -> Iterator[Row]:
+    row = Row("picture", workload.name, name, "s", reason=tally.reason)
+    if tally.reason:
+        yield row
+        return
+    steps = [step for shot in tally.shots for step in shot.steps]
+    cpu = [shot.cpu / len(shot.steps) for shot in tally.shots if shot.steps]
+    row = replace(
+        row,
+        **spread([shot.seconds for shot in tally.shots]),
+        first=tally.first_s,
+        peak_mib=tally.peak_mib,
+        cpu_ms=1000 * statistics.median(cpu) if cpu else NAN,
+        ran=tally.ran,
+        note=absent,
+        **_power(tally.sensors),
+    )
+    if apart is not None:
+        row = replace(row, psnr=apart.psnr, ssim=apart.ssim, flip=apart.flip, largest=apart.largest)
+    yield row
+    parts = {"decode": [shot.decode for shot in tally.shots]}
+    if steps:
+        texts, hosts = ([getattr(s, part) for s in tally.shots] for part in ("text", "host"))
+        parts = {"text encoder": texts, "step": steps, **parts, "host": hosts}
+    for part, seconds in parts.items():
+        yield Row(part, workload.name, name, "ms", **spread(seconds, 1000.0))
+
+
+def _power(sensors: Sequence[tuple[Summary, int]]) -> dict[str, Any]:
+    """Energy of a picture, mean power and clock, highest temperature; what made the card slower.
+    Empty where the card tells nothing.
+    """
+    every = [summary for summary, _ in sensors if not summary.reason]
+    if not every:
+        return {}
+    power = [each.power_w.mean for each in every if each.power_w]
+    clocks = [each.core_mhz.mean for each in every if each.core_mhz]
+    heat = [each.temperature_c.most for each in every if each.temperature_c]
+    energy = [each.energy_j / count for each, count in sensors if each.energy_j is not None]
+    return {
+        "power_w": statistics.mean(power) if power else NAN,
+        "energy_j": statistics.median(energy) if energy else NAN,
+        "core_mhz": statistics.mean(clocks) if clocks else NAN,
+        "temperature_c": max(heat, default=NAN),
+        "slowed": next((each.slowed for each in every if each.slowed), ""),
+    }
+
+
+def idle_power_w(source: Source | str, device: torch.device, seconds: float = 2.0) -> float:
+    """What the card draws while nothing runs; NaN where it does not tell."""
+    clean(device)
+    watch = Watch(source)
+    with watch.looking():
+        watch.wait(seconds)
+    power = watch.summary().power_w
+    return power.mean if power else NAN

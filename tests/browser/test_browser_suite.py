@@ -1,0 +1,79 @@
+"""The suite's page in a real browser: sorting, filters, any row as 100 %, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from lib_rocm_sd.lab.suite import page
+from tests.lab.test_suite import result
+
+
+@pytest.fixture(scope="module")
+def opened(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("suite")
+    fast, slow = result("fast.json", "Fast", 1.0), result("slow.json", "Slow", 4.0)
+    place = folder / page.PICTURES / "fast"
+    place.mkdir(parents=True)
+    Image.new("RGB", (64, 64), "red").save(place / "SD--float32.png")
+    page.write(folder, [slow, fast], ())
+    opened = chromium.new_page()
+    said: list[str] = []
+    opened.on("console", lambda message: said.append(message.text))
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.goto((Path(folder) / "index.html").as_uri())
+    yield opened
+    assert not said
+    opened.close()
+
+
+def column(opened: Any, place: int) -> list[str]:
+    """The texts of a column's visible cells."""
+    cells = opened.query_selector_all(f"#rows tbody tr:not([hidden]) td:nth-child({place})")
+    return [cell.inner_text() for cell in cells]
+
+
+def test_rows_are_sorted(opened: Any) -> None:
+    head = opened.query_selector("#rows th:nth-child(5) button")
+    assert head.inner_text() == "s" and column(opened, 1) == ["Slow"] * 4 + ["Fast"] * 4
+    head.click()
+    assert column(opened, 5) == ["1.000"] * 4 + ["4.000"] * 4
+    head.click()
+    assert column(opened, 5) == ["4.000"] * 4 + ["1.000"] * 4
+
+
+def test_rows_are_filtered(opened: Any) -> None:
+    opened.select_option("#card", "Fast")
+    opened.select_option("#way", "ours")
+    assert column(opened, 1) == ["Fast"] * 2 and set(column(opened, 3)) == {"ours"}
+    for name in ("#card", "#way"):
+        opened.select_option(name, "")
+    assert len(column(opened, 1)) == 8
+
+
+def test_any_row_is_the_base(opened: Any) -> None:
+    opened.select_option("#base", label="Fast, SD 1.5 512x512, sdp")
+    rows = zip(column(opened, 1), column(opened, 2), column(opened, 4), strict=True)
+    shares = {(card, workload): share for card, workload, share in rows}
+    assert shares["Slow", "SD 1.5 512x512"] == "25 %"
+    assert shares["Fast", "SD 1.5 512x512"] == "100 %"
+    assert shares["Fast", "SD 1.5 512x512, 4 at once"] == ""  # another workload
+
+
+def test_it_is_light_and_dark(opened: Any) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    seen = []
+    for scheme in ("light", "dark"):
+        opened.emulate_media(color_scheme=scheme)
+        seen.append(opened.evaluate(paper))
+    assert seen == ["rgb(255, 255, 255)", "rgb(23, 24, 26)"]
+
+
+def test_pictures_are_shown_and_files_linked(opened: Any) -> None:
+    assert opened.evaluate("document.images[0].naturalWidth") == 64
+    links = [link.get_attribute("href") for link in opened.query_selector_all("ul a")]
+    assert links == ["slow.json", "fast.json"]

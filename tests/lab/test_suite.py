@@ -1,0 +1,458 @@
+"""`suite`: whole pictures by every way on the CPU; its result, its scenarios and its figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lib_rocm_sd import __main__, cache
+from lib_rocm_sd.checks import UsageError
+from lib_rocm_sd.commands import suite as command
+from lib_rocm_sd.commands.little_model import MODEL
+from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.suite import captions, document, quality, run, serving
+from lib_rocm_sd.lab.suite.document import SuiteDocument
+from lib_rocm_sd.lab.suite.painter import Painter, loaded_painter, random_painter
+from lib_rocm_sd.lab.suite.workloads import (
+    PRESETS,
+    PROMPTS,
+    SD15,
+    SDXL,
+    WORKLOADS,
+    Workload,
+)
+
+CPU = torch.device("cpu")
+ARGUMENTS = ("suite", "--preset", "standard", "--workload", "SD 1.5 512x512")
+
+
+@pytest.fixture(scope="module")
+def painters() -> dict[str, Painter]:
+    return {name: random_painter(name, CPU, torch.float32, small=True) for name in (SD15, SDXL)}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_every_workload_makes_its_pictures(
+    workload: Workload, painters: dict[str, Painter]
+) -> None:
+    small = workload.small()
+    painter = painters[small.model]
+    if small.kind == "lora":
+        pytest.importorskip("peft", reason="peft is not installed (requirements/test.txt has it)")
+        painter = painter.with_lora()
+    shot = painter.paint(small, PROMPTS)
+    times = 2 if small.kind == "hires" else 1
+    assert [image.size for image in shot.images] == [
+        (times * small.width, times * small.height)
+    ] * small.batch
+    later = int(small.steps * 0.7) if small.kind == "hires" else 0
+    assert len(shot.steps) == (0 if small.kind == "decode" else small.steps + later)
+    assert shot.seconds >= shot.decode > 0 and bool(shot.text) == (small.kind != "decode")
+    again = painter.paint(small, PROMPTS)
+    assert quality.distance(shot.images[0], again.images[0]).largest == 0
+
+
+def test_the_settings_are_those_of_mlperf() -> None:
+    (one,) = (workload for workload in WORKLOADS if workload.name == "SDXL 1024x1024")
+    assert (one.steps, one.guidance, one.width, one.height) == (20, 8.0, 1024, 1024)
+    assert "no MLPerf result" in one.like
+    names = [workload.name for workload in WORKLOADS]
+    assert all(set(preset) <= set(names) for preset in PRESETS.values())
+
+
+def test_a_run_writes_all_that_it_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ways = ("--way", "sdp", "--way", "Doggettx", "--way", "ours: attention")
+    status = __main__.main([*ARGUMENTS, *ways, "--page", str(tmp_path), "--cards", "1"])
+    assert status == 0
+    (path,) = tmp_path.glob("*.json")
+    made = document.read(path)
+    assert made.complete and made.about["dtype"] == "float32"
+    assert made.about["model"] == "random weights, small"
+    assert {row.test for row in made.rows} == set(document.PARTS) - {"CLIP score"}
+    whole = {row.way: row for row in made.rows if row.test == "picture"}
+    assert whole["sdp"].largest == 0 and whole["sdp"].first > 0 and whole["sdp"].cpu_ms > 0
+    assert 0 <= whole["Doggettx-like"].largest <= 2
+    assert "no GPU" in whole["ours: attention"].reason
+    assert math.isnan(whole["sdp"].energy_j)  # a CPU has no sensor: absent, and not zero
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert next(row for row in content["rows"] if row["part"] == "picture")["energy_j"] is None
+    printed = capsys.readouterr().out
+    assert "Doggettx-like" in printed and "text encoder" not in printed
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert path.name in page and "no MLPerf results" in page
+    pictures = sorted(each.name for each in (tmp_path / "pictures" / path.stem).iterdir())
+    assert "SD_1.5_512x512--float32.png" in pictures and "SD_1.5_512x512.svg" in pictures
+
+
+def test_an_interruption_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(plan: run.Plan) -> Any:
+        yield measured("SD 1.5 512x512", "sdp", 1.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "rows", interrupted)
+    path = tmp_path / "result.json"
+    assert __main__.main([*ARGUMENTS, "--json", str(path)]) == 130
+    made = document.read(path)
+    assert [row.median for row in made.rows] == [1.0] and not made.complete
+
+
+def test_a_full_disk_is_told_once_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    rows = [measured("SD 1.5 512x512", way, 1.0) for way in ("sdp", "ours")]
+    monkeypatch.setattr(run, "rows", lambda plan: iter(rows))
+    monkeypatch.setattr(command, "write_json", full)
+    status = __main__.main(["suite", "--workload", "512", "--json", str(tmp_path / "result.json")])
+    told = capsys.readouterr()
+    assert status == 0 and told.err.count("cannot be written: No space left on device") == 1
+    assert "ours" in told.out
+
+
+def test_a_card_that_disappears_is_a_reason(painters: dict[str, Painter]) -> None:
+    def gone(pipeline: Any) -> Any:
+        raise RuntimeError("HIP error: the device was lost")
+
+    plan = run.Plan(
+        [WORKLOADS[0].small()],
+        painters.__getitem__,
+        {"sdp": command._sdp, "gone": gone},
+        lambda: "no sensor",
+        1,
+        1,
+        PROMPTS,
+        lambda text: None,
+    )
+    rows = list(run.rows(plan))
+    assert [row.reason for row in rows if row.way == "gone"] == [
+        "RuntimeError: HIP error: the device was lost"
+    ]
+    assert any(row.median > 0 for row in rows if row.way == "sdp")
+
+
+def test_two_at_once_are_refused() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with cache.lock(command.LOCK, 0.0) as got:
+            assert got
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    try:
+        assert __main__.main([*ARGUMENTS]) == 2
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        (("--workload", "nothing"), "no workload"),
+        (("--way", "nothing"), "no way"),
+        (("--cards", "0"), "at least 1"),
+        (("--clip", "there"), "--captions"),
+        (("--captions", "nowhere.txt"), "--captions"),
+        (("--against", "nowhere.json"), "--against"),
+        (("--model", "nowhere"), "does not exist"),
+    ],
+)
+def test_bad_options_are_told(
+    words: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert __main__.main(["suite", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(b"not a checkpoint")
+    (tmp_path / "folder").mkdir()
+    for path in (file, tmp_path / "folder"):
+        with pytest.raises(ValueError, match=f"{path.name} is no checkpoint that diffusers reads"):
+            loaded_painter(path, CPU, torch.float32)
+
+
+def test_the_little_model_is_painted_by() -> None:
+    painter = loaded_painter(MODEL, CPU, torch.float32)
+    assert painter.model == SD15 and not painter.random
+    shot = painter.paint(replace(WORKLOADS[0].small(), steps=1), PROMPTS)
+    assert len(shot.images) == 1 and shot.text > 0
+
+
+# -- scenarios ------------------------------------------------------------------------------------
+
+
+def test_all_requests_are_served_by_all_cards() -> None:
+    served: list[tuple[str, int]] = []
+    both = threading.Barrier(2)
+
+    def paint(card: str) -> serving.Paint:
+        def work(number: int) -> None:
+            both.wait(60)  # each card has one of the two
+            served.append((card, number))
+
+        return work
+
+    row = serving.offline(Row(case="a", way="b"), [paint("one"), paint("two")], 6, 4)
+    assert sorted(number for _, number in served) == list(range(6))
+    assert sorted(card for card, _ in served) == ["one"] * 3 + ["two"] * 3
+    assert row.unit == "pictures/s" and row.median > 0
+
+
+def test_latencies_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which a picture takes a second, and nothing else any time."""
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(serving.time, "monotonic", lambda: now)
+    monkeypatch.setattr(serving.time, "sleep", sleep)
+    row = serving.server(Row(case="a", way="b"), [lambda number: sleep(1.0)], 200, 1.0)
+    assert row.p10 >= 1.0 and row.median < row.p90 < row.p95 <= row.p99
+    assert row.within == pytest.approx(1.0) and "Poisson, 0.8 requests a second" in row.note
+    slow = serving.server(Row(case="a", way="b"), [lambda number: sleep(30.0)], 20, 30.0)
+    assert slow.within == 0
+
+
+def test_an_error_of_a_card_ends_a_scenario() -> None:
+    def fails(number: int) -> None:
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        serving.offline(Row(), [fails, lambda number: None], 3, 1)
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def test_distances_of_pictures() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.integers(0, 250, (33, 47, 3), dtype=np.uint8)
+    one, other = Image.fromarray(values), Image.fromarray(values + 3)
+    same = quality.distance(one, one)
+    assert (same.largest, same.mean, same.psnr) == (0, 0.0, math.inf)
+    assert same.ssim == pytest.approx(1.0) and same.flip == pytest.approx(0.0)
+    apart = quality.distance(one, other)
+    assert (apart.largest, apart.mean) == (3, 3.0)
+    assert apart.psnr == pytest.approx(20 * math.log10(255 / 3))
+    assert 0.9 < apart.ssim < 1 and 0 < apart.flip < 0.1
+    assert apart.histogram == (0, 0, 0, 33 * 47 * 3, 0, 0, 0, 0, 0, 0)
+    assert "100.00%" in quality.drawn({"a way": apart.histogram})
+    tiny = Image.fromarray(values[:3, :7])
+    assert math.isnan(quality.distance(tiny, tiny).ssim)
+    with pytest.raises(ValueError, match="different sizes"):
+        quality.distance(one, tiny)
+
+
+@pytest.mark.parametrize(
+    "name, data",
+    [
+        ("a.txt", "one\n\n two \nthree é".encode()),
+        ("a.txt", "one\ntwo\nthree é".encode("utf-8-sig")),
+        ("a.txt", "one\ntwo\nthree é".encode("utf-16")),
+        ("a.tsv", "id\tcaption\n1\tone\n2\ttwo\n3\tthree é".encode()),
+        ("a.csv", 'caption,id\none,1\n"two",2\nthree é,3'.encode()),
+    ],
+)
+def test_captions_are_read(name: str, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert captions.read(tmp_path / name) == ["one", "two", "three é"]
+
+
+def test_a_folder_of_captions_and_bad_ones(tmp_path: Path) -> None:
+    for name, text in (("b.txt", "two\nlines"), ("a.txt", "one")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert captions.read(tmp_path) == ["one", "two lines"]
+    (tmp_path / "c.txt").write_bytes(b"good\nb\xe9d")
+    with pytest.raises(ValueError, match=r"c\.txt, line 2: not text"):
+        captions.read(tmp_path)
+    (tmp_path / "d.tsv").write_text("id\ttext\n1\ta", encoding="utf-8")
+    with pytest.raises(ValueError, match="no column 'caption'"):
+        captions.read(tmp_path / "d.tsv")
+    (tmp_path / "e.txt").write_text("\n \n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no caption"):
+        captions.read(tmp_path / "e.txt")
+
+
+def test_a_clip_scores_pictures(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    text = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 300}
+    text |= {"num_hidden_layers": 1, "max_position_embeddings": 16, "projection_dim": 8}
+    vision = {**text, "image_size": 32, "patch_size": 16}
+    del vision["vocab_size"], vision["max_position_embeddings"]
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    torch.manual_seed(0)
+    transformers.CLIPModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is no CLIP of transformers"):
+        captions.Clip(tmp_path / "nothing", CPU)
+
+    class Processor:
+        @staticmethod
+        def from_pretrained(folder: str, **options: Any) -> Any:
+            def process(text: Any, images: Any, **options: Any) -> Any:
+                ids = torch.arange(4).repeat(len(text), 1) + len(text[0])
+                pixels = torch.stack(
+                    [torch.full((3, 32, 32), i.getpixel((0, 0))[0] / 255) for i in images]
+                )
+                return transformers.BatchEncoding({"input_ids": ids, "pixel_values": pixels})
+
+            return process
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers, "CLIPProcessor", Processor)
+        scores = captions.Clip(tmp_path, CPU).scores([Image.new("RGB", (32, 32))] * 2, ["a", "a"])
+    assert len(scores) == 2 and scores[0] == scores[1] and 0 <= scores[0] <= 100
+
+
+# -- results --------------------------------------------------------------------------------------
+
+
+def measured(workload: str, way: str, seconds: float, spread: float = 0.1, **more: Any) -> Row:
+    low, high = seconds * (1 - spread), seconds * (1 + spread)
+    return Row("picture", workload, way, "s", seconds, low, high, 9, **more)
+
+
+def result(name: str = "a.json", card: str = "A card", times: float = 1.0) -> SuiteDocument:
+    settings = {workload.name: workload.settings() for workload in WORKLOADS[:2]}
+    rows = [measured(each, way, times) for each in settings for way in ("sdp", "ours")]
+    about = {"date": "2026-01-31T12:00:00Z", "preset": "standard", "model": "random weights"}
+    machine = {"card": card, "gfx": "gfx1100", "driver": "6.1", "torch": "2.9", "idle_power_w": 9.0}
+    return SuiteDocument(name, machine, {**about, "dtype": "float16"}, settings, rows, True)
+
+
+def written(folder: Path, made: SuiteDocument) -> Path:
+    path = folder / made.name
+    path.write_text(json.dumps(made.as_dict()), encoding="utf-8")
+    return path
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = result()
+    read = document.read(written(tmp_path, made))
+    assert read.as_dict() == made.as_dict()
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"format": "rocm_sd suite 0"}, "format is not"),
+        ({"date": "yesterday"}, "date is not like"),
+        ({"rows": [{"part": "picture"}]}, "a row has no"),
+        ({"rows": [{"part": "x", "workload": "", "way": "", "unit": "s"}]}, "not known"),
+        ({"machine": {"card": ["a"]}}, "machine's card is not a text"),
+        ({"workloads": []}, "workloads is not an object"),
+    ],
+)
+def test_what_is_no_result_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**result().as_dict(), **change}), encoding="utf-8")
+    with pytest.raises(ValueError, match=reason):
+        document.read(path)
+    item = result().as_dict()["rows"][0]
+    for name, value in (("median", "1"), ("median", -1), ("psnr", True), ("note", 3)):
+        path.write_text(
+            json.dumps({**result().as_dict(), "rows": [{**item, name: value}]}), encoding="utf-8"
+        )
+        with pytest.raises(ValueError, match=name):
+            document.read(path)
+
+
+def test_what_does_not_compare_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = result(), result("b.json", "Another card")
+    other.machine["driver"] = "6.2"
+    assert not document.differences(one, other)  # another card has a driver of its own
+    paths = [str(written(tmp_path, each)) for each in (one, other)]
+    assert __main__.main(["results", "check", *paths]) == 0
+    other = result("b.json")
+    other.machine["driver"], other.about["dtype"] = "6.2", "bfloat16"
+    other.workloads["SD 1.5 512x512"]["steps"] = 30
+    written(tmp_path, replace(other, complete=False))
+    assert __main__.main(["results", "check", *paths]) == 1
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "not to be compared: dtype: float16 and bfloat16",
+        "not to be compared: SD 1.5 512x512, steps: 20 and 30",
+        "not to be compared: driver: 6.1 and 6.2",
+        "not to be compared: b.json was not run to its end",
+    ]
+
+
+def test_results_of_one_machine_are_merged(tmp_path: Path) -> None:
+    one, other = result(), result("b.json")
+    other.rows[:] = [measured("SD 1.5 512x512", "another way", 2.0)]
+    paths = [str(written(tmp_path, each)) for each in (one, other)]
+    out = tmp_path / "whole.json"
+    assert __main__.main(["results", "merge", *paths, "--out", str(out)]) == 0
+    assert [row.way for row in document.read(out).rows] == ["sdp", "ours"] * 2 + ["another way"]
+    with pytest.raises(ValueError, match="sdp is in a.json and in b.json"):
+        document.merged([one, result("b.json")])
+    with pytest.raises(ValueError, match="card: A card and Another card"):
+        document.merged([one, result("b.json", "Another card")])
+
+
+def test_slower_beyond_the_spread_of_both_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    before = result()
+    assert not document.regressions(result(times=1.19), before)
+    assert not document.regressions(result(times=0.5), before)
+    (line, *others) = document.regressions(result(times=1.5), before)
+    assert line.startswith("SD 1.5 512x512, sdp: 1.5 s for 1 (+50 %;") and len(others) == 3
+    assert command._compared(result(times=1.5), before) == 1
+    assert command._compared(result(), before) == 0
+    assert command._compared(result("b.json"), None) == 0
+    other = result()
+    other.about["dtype"] = "bfloat16"
+    assert command._compared(other, before) == 1
+    assert "not compared with a.json: dtype" in capsys.readouterr().err
+
+
+def test_the_page_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = result(card="<b>A card</b>")
+    made.rows[1] = replace(made.rows[1], energy_j=120.0, slowed="the core clock fell")
+    made.rows.append(Row("server", "SD 1.5 512x512", "ours", "s", 2.0, p95=3.0, p99=4.0, within=1))
+    written(tmp_path, made)
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    published = tmp_path / "published.txt"
+    figure = {"card": "X", "workload": "SDXL", "way": "theirs", "seconds": 1.5, "date": "2026"}
+    published.write_text(json.dumps([{**figure, "source": "a page"}]), encoding="utf-8")
+    words = ["results", "page", str(tmp_path), "--published", str(published)]
+    assert __main__.main(words) == 1  # a file was refused
+    assert "'other.json' is refused" in capsys.readouterr().err
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "<b>A card" not in text and "&lt;b&gt;A card" in text
+    assert "energy of a picture" in text and "the core clock fell" in text and "a page" in text
+    published.write_text(json.dumps([figure]), encoding="utf-8")
+    assert __main__.main(words) == 2
+    assert "a figure without source" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="merge, check, page"):
+        command_line("results", "split", str(tmp_path))
+
+
+def command_line(*words: str) -> None:
+    import argparse
+
+    from lib_rocm_sd.commands import results
+
+    parser = argparse.ArgumentParser()
+    results.add_arguments(parser)
+    results.main(parser.parse_args(list(words[1:])))
