@@ -26,7 +26,7 @@ from lib_rocm_sd.ops.conv import problem as convs
 from lib_rocm_sd.ops.conv.inputs import ConvInputs, NextNorm, Result
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import Band
+from lib_rocm_sd.ops.conv.problem import Band, Epilogue
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.gradients import NormGradients
 from lib_rocm_sd.ops.group_norm.inputs import (
@@ -122,6 +122,8 @@ def conv(
     embedding: torch.Tensor | None = None,
     session: Session = DEFAULT,
     shortcut_weight: torch.Tensor | None = None,
+    epilogue: Epilogue | None = None,
+    second: torch.Tensor | None = None,
 ) -> Result:
     """y (N, Ho, Wo, Co) and, where `next_norm` is given, the norm (N, Co, 2) float32 of y for it.
 
@@ -134,23 +136,25 @@ def conv(
     all pixels of its image, as the bias is; in float32 and without a bias it is read as it lies.
     Weights are packed once for our kernels, or, with ConvWeights.in_rows, read as they lie: then x
     has their dtype and channels, any number, and `shortcut_weight` (Co, Cs) may stand beside them.
+    `epilogue`: an activation, a scale, and of a `second` image as `shortcut` its addition.
     Raises ValueError, with shapes, on a caller's mistake.
 
-    x, shortcut and out may be some channels of an image that has more: layout.pixel_stride says
-    what is read and written as it lies; x and shortcut are copied otherwise. `out`
-    (N, Ho, Wo, Co padded) gets the result. It may begin where the shortcut begins, with the same
-    strides, else must not overlap it or x.
+    x, shortcut, second and out may be some channels of an image that has more: layout.pixel_stride
+    says what is read and written as it lies; what is read is copied otherwise. `out`
+    (N, Ho, Wo, Co padded) gets the result. It may begin where the shortcut or second begins, with
+    the same strides, else must not overlap them or x.
     """
     if kind not in CONVS:
         raise ValueError(f"kind {kind} is none of {', '.join(KINDS)}")
     finish = partial(group_norm_finalize, session=session)
     inputs = ConvInputs(
         *(x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding),
-        shortcut_weight,
+        *(shortcut_weight, epilogue, second),
     )
     if out is not None:
         problem = conv_inputs.problem_of(kind, inputs)
-        layout.check_out(out, convs.made_shape(problem, band), x, shortcut)
+        for added in (shortcut, second):
+            layout.check_out(out, convs.made_shape(problem, band), x, added)
     return engine.run(CONVS[kind], inputs, session)
 
 

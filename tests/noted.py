@@ -181,9 +181,14 @@ def key_of(codes: Codes, name: object, test: Callable[[], object], once: bool = 
 
 
 def plain(value: Any) -> Any:
-    """A parameter by its values, whatever its fields are called."""
+    """A parameter by its values, whatever its fields are called. Of a dataclass without the last
+    fields that are None: what is known of a problem stays known when problems may have more.
+    """
     if is_dataclass(value) and not isinstance(value, type):
-        return [plain(getattr(value, field.name)) for field in fields(value)]
+        values = [getattr(value, field.name) for field in fields(value)]
+        while values and values[-1] is None:
+            values.pop()
+        return [plain(each) for each in values]
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     if isinstance(value, dict):

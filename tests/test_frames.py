@@ -18,7 +18,7 @@ from lib_rocm_sd import functional
 from lib_rocm_sd.ops.conv import inputs as conv_inputs
 from lib_rocm_sd.ops.conv.inputs import ConvInputs, NextNorm
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import Band
+from lib_rocm_sd.ops.conv.problem import Band, Epilogue
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 
 HOUSE = str(Path(lib_rocm_sd.__file__).parent)
@@ -106,6 +106,14 @@ def test_each_fact_of_a_convolution_tells_its_calls_apart() -> None:
         first._replace(embedding=torch.ones(1, 16)),
         first._replace(embedding=torch.ones(1, 16).half()),
         first._replace(shortcut_weight=torch.ones(16, 16)),
+        first._replace(epilogue=Epilogue()),
+        first._replace(epilogue=Epilogue("silu")),
+        first._replace(epilogue=Epilogue("prelu")),
+        first._replace(epilogue=Epilogue("prelu"), weights=ConvWeights(weight, slopes=one)),
+        full._replace(epilogue=Epilogue()),
+        full._replace(epilogue=Epilogue(), second=image),
+        full._replace(epilogue=Epilogue(), second=wide),
+        full._replace(epilogue=Epilogue(), second=image.clone().requires_grad_()),
         first._replace(x=image.clone().requires_grad_()),
         first._replace(weights=ConvWeights(weight.clone().requires_grad_())),
         full._replace(next_norm=replace(following, gamma=one.clone().requires_grad_())),
@@ -113,3 +121,5 @@ def test_each_fact_of_a_convolution_tells_its_calls_apart() -> None:
     key_of = CONVS["3x3"].key_of
     assert len({key_of(each) for each in others}) == len(others)
     assert key_of(first) == key_of(first._replace(x=image.clone(), overflow=torch.zeros(1)))
+    slopes = (full._replace(epilogue=Epilogue("leaky relu", s, s)) for s in (0.1, 0.2))
+    assert len({key_of(each) for each in slopes}) == 1

@@ -14,6 +14,7 @@ import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.op import LINEAR as LINEAR_OP
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
@@ -226,6 +227,9 @@ def test_what_is_only_compiled_is_known_and_not_kept() -> None:
 def test_parameters_are_known_by_their_values() -> None:
     assert noted.plain((PROBLEM, MatrixLinear, [1])) == noted.plain((PROBLEM, MatrixLinear, [1]))
     assert noted.plain(PROBLEM) != noted.plain(replace(PROBLEM, rows=34))
+    plain = ConvProblem("3x3", 1, 2, 3, 16, 16)
+    assert noted.plain(plain)[-1] == repr(plain.in_rows)
+    assert noted.plain(replace(plain, epilogue="none")) == [*noted.plain(plain), "'none'"]
     with pytest.raises(AssertionError, match="not the same in each run"):
         noted.plain(object())
 

@@ -19,6 +19,10 @@
 // A shortcut is more K: the image it comes from multiplied by 1x1 weights, or by the identity for a plain residual. The matrix
 // unit thereby also does what would otherwise be a change of layout, and exactly.
 //
+// EPILOGUE, of the upscalers' networks: scale * activation(all of the above but the shortcut) + shortcut, and of an identity with a second
+// shortcut second_scale * that + second. Sums are float32 in registers meanwhile: a value is rounded once, and a scale is not folded
+// into weights, which would lose their smallest to denormal halves, nor into the identity, in which 0.2 is no half.
+//
 // Small images (8x8 to 32x32 with 640 to 2560 channels, in a UNet) have pixels for a few work-groups only, each of which would walk a
 // K of 23,040 alone. With SPLIT_K several share it: each takes some of the chunks, and of a 1x1 shortcut's channels, and writes its sums
 // in float32. conv_sum.hip adds them in their order and does the rest, the shortcut as it is included. No atomics: two launches give
@@ -36,6 +40,9 @@
 #if !defined(SPLIT_K)
 #define SPLIT_K 0
 #endif
+#if !defined(EPILOGUE)
+#define EPILOGUE 0
+#endif
 
 // Hides the past of some values: a compiler computes nothing of it later, and keeps nothing that it has computed of them.
 template <typename T> DEVICE void settle(T& values) {
@@ -47,6 +54,7 @@ template <typename T> DEVICE void settle(T& values) {
 }
 
 enum Shortcut { kShortcutNone, kShortcutIdentity, kShortcutConv };
+enum Epilogue { kEpilogueNone, kEpilogueScale, kEpilogueLeakyRelu, kEpiloguePrelu, kEpilogueSilu };
 
 struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     const u16* in;               // (N, H, W, ci)
@@ -69,6 +77,12 @@ struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     u32 bias_stride;  // floats from one image's bias to the next's; 0: one for all
     u32 splits;       // SPLIT_K: work-groups that share what one would do
     u32 weight_rows;  // WEIGHTS_IN_ROWS: channels that the weights make
+#if EPILOGUE
+    const float* slopes;                  // kEpiloguePrelu: (co)
+    const u16* second;                    // as `shortcut`; may be null
+    float slope, scale, second_scale;     // slope: kEpilogueLeakyRelu
+    u32 second_stride;
+#endif
 };
 
 template <typename Unit> struct Packed {
@@ -109,6 +123,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
     static constexpr int kLdsBytes = max2(kPatchBytes + kWeightBytes, STATISTICS ? WAVES_PIX * kBlockCo * 8 : 0);
     static constexpr int kSteps = CHUNK_C / 16, kChunkTiles = TAPS * TAPS * kSteps, kTileBytes = Packed<Unit>::kHalves * 2;
     static_assert(!SPLIT_K || (SHORTCUT != kShortcutIdentity && !STATISTICS), "conv_sum.hip does these");
+    static_assert(!EPILOGUE || !(SPLIT_K || WEIGHTS_IN_ROWS || SHORTCUT == kShortcutConv), "not written");
     static_assert(!WEIGHTS_IN_ROWS || OUT_STEP == 1, "phases have sums of taps for weights");
     static_assert(kThreads % kEights == 0, "a work-item always stages the same channels of a chunk");
     static_assert(kLdsBytes <= LDS_BYTES, "the patches do not fit the LDS of this GPU");
@@ -366,10 +381,10 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
 
     DEVICE int pixel_y(int j) const { return first_y + wave_pix * TILES_PIX + j; }
 
-    // The shortcut's row of pixels for tile j, from channel 0 on.
-    DEVICE const u16* shortcut_row(int j) const {
+    // A shortcut's row of pixels for tile j, from channel 0 on. By reference: arguments are loaded where they are used.
+    DEVICE const u16* shortcut_row(const u16* const& from, const u32& stride, int j) const {
         const int y = min2(pixel_y(j), (int)p.out_h - 1);
-        return p.shortcut + (((i64)image * p.out_h + y) * p.out_w + first_x) * p.shortcut_stride;
+        return from + (((i64)image * p.out_h + y) * p.out_w + first_x) * stride;
     }
 
     // What this work-group takes of `all` that splits share; all of it without SPLIT_K.
@@ -384,20 +399,27 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
         return Unit::load_a((const u16*)lds, kLd, 15);
     }
 
-    DEVICE void add_shortcut() {
-        const int last = min2((int)p.out_w - 1 - first_x, 15);
-        if constexpr (SHORTCUT == kShortcutIdentity) {
-            const A a = identity();
+    DEVICE int last_column() const { return min2((int)p.out_w - 1 - first_x, 15); }
+
+    DEVICE void add_identity(const u16* const& from, const u32& stride) {
+        const int last = last_column();
+        const A a = identity();
 #pragma unroll
-            for (int j = 0; j < TILES_PIX; ++j) {
+        for (int j = 0; j < TILES_PIX; ++j) {
 #pragma unroll
-                for (int i = 0; i < TILES_CO; ++i) {
-                    Unit::template multiply<16>(a, Unit::gather_b(shortcut_row(j) + co_tile(i) * 16, (int)p.shortcut_stride, last), acc[i][j]);
-                    if constexpr (kTapsAtOnce == 1) one_by_one(), settle(acc[i][j]);
-                }
-                one_by_one();
+            for (int i = 0; i < TILES_CO; ++i) {
+                Unit::template multiply<16>(a, Unit::gather_b(shortcut_row(from, stride, j) + co_tile(i) * 16, (int)stride, last), acc[i][j]);
+                if constexpr (kTapsAtOnce == 1) one_by_one(), settle(acc[i][j]);
             }
+            one_by_one();
+        }
+    }
+
+    DEVICE void add_shortcut() {
+        if constexpr (SHORTCUT == kShortcutIdentity) {
+            add_identity(p.shortcut, p.shortcut_stride);
         } else {
+            const int last = last_column();
             const int steps = (int)p.shortcut_ci / 16;
 #pragma unroll 1
             for (int k = begin_of(steps); k < end_of(steps); ++k) {
@@ -407,7 +429,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
                     a[i] = Packed<Unit>::load(p.shortcut_weights + (i64)(co_tile(i) * steps + k) * Packed<Unit>::kHalves);
 #pragma unroll
                 for (int j = 0; j < TILES_PIX; ++j) {
-                    const B b = Unit::gather_b(shortcut_row(j) + k * 16, (int)p.shortcut_stride, last);
+                    const B b = Unit::gather_b(shortcut_row(p.shortcut, p.shortcut_stride, j) + k * 16, (int)p.shortcut_stride, last);
 #pragma unroll
                     for (int i = 0; i < TILES_CO; ++i) {
                         Unit::template multiply<16>(a[i], b, acc[i][j]);
@@ -417,6 +439,32 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
             }
         }
     }
+
+#if EPILOGUE
+    template <typename F> DEVICE void each_value(F value_of) {
+#pragma unroll
+        for (int i = 0; i < TILES_CO; ++i)
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) {
+                const int channel = co_tile(i) * 16 + Unit::row(e);
+                const float slope = EPILOGUE == kEpiloguePrelu ? p.slopes[channel] : p.slope;
+#pragma unroll
+                for (int j = 0; j < TILES_PIX; ++j) acc[i][j].v[e] = value_of(acc[i][j].v[e], slope);
+            }
+    }
+    DEVICE void apply_epilogue() {
+        each_value([&](float x, float slope) {
+            if constexpr (EPILOGUE == kEpilogueLeakyRelu || EPILOGUE == kEpiloguePrelu) x = x < 0.0f ? x * slope : x;
+            if constexpr (EPILOGUE == kEpilogueSilu) x = silu(x);
+            return x * p.scale;
+        });
+        if constexpr (SHORTCUT == kShortcutNone) return;
+        add_shortcut();
+        if (!p.second) return;
+        each_value([&](float x, float) { return x * p.second_scale; });
+        add_identity(p.second, p.second_stride);
+    }
+#endif
 
     DEVICE bool counts(int j, int c) const {
         return pixel_y(j) < (int)p.out_h && first_x + Unit::column(c) < (int)p.out_w;
@@ -543,7 +591,11 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
                 fetch(chunk + 1 < last_chunk ? CHUNK_C * 2 : 0);
                 multiply_chunk(chunk);
             }
+#if EPILOGUE
+            apply_epilogue();
+#else
             if constexpr (SHORTCUT != kShortcutNone) add_shortcut();
+#endif
         }
         if constexpr (SPLIT_K) return write_sums();
         if constexpr (SHORTCUT != kShortcutNone) loads_landed();  // `out` may be `shortcut`

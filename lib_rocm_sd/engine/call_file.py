@@ -225,6 +225,7 @@ class _Writer:
             bias = item.bias if item.has_bias else None
             kept: dict[str, Any] = {"weight": item.weight, "bias": bias}
             kept |= {"shortcut_weight": item.shortcut_weight, "in_rows": item.in_rows}
+            kept |= {"slopes": item.slopes}
             return {"weights": {name: self.put(each) for name, each in kept.items()}}
         fields = getattr(item, "_fields", None) or _fields(item)
         if fields and type(item).__module__.startswith(_OURS):

@@ -155,8 +155,8 @@ CONV_AND_NORM = TorchOp(
 
 def _conv_door(kind: str, inputs: ConvInputs) -> Any:
     """None for what the operators do not do."""
-    x, weights, norm, shortcut, following, overflow, band, out, _, embedding, _ = inputs
-    if not weights.in_rows or any(item is not None for item in (overflow, band, out)):
+    x, weights, norm, shortcut, following, overflow, band, out, _, embedding, _, *more = inputs
+    if not weights.in_rows or any(item is not None for item in (overflow, band, out, *more)):
         return None
     bias = weights.bias if weights.has_bias else None
     fused = (kind, norm, shortcut, inputs.through, embedding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lib_rocm_sd.ops.conv.inputs import ConvInputs, Finish, NextNorm
-from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band
+from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, Band, Epilogue
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.group_norm.formula import moments_of
 from lib_rocm_sd.ops.lazily import F, torch
@@ -20,6 +20,8 @@ def convolve(
     band: Band | None = None,
     embedding: torch.Tensor | None = None,
     shortcut_weight: torch.Tensor | None = None,
+    epilogue: Epilogue | None = None,
+    second: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The formula by torch's operators in the dtype of x, norm and SiLU in float32 at least.
     `shortcut_weight`: in place of the weights'.
@@ -34,9 +36,22 @@ def convolve(
     y = convolve_plain(kind, image, weight, band, bias)
     if embedding is not None:
         y = y + embedding.to(y)[:, None, None]
+    if epilogue is not None:
+        y = activated(y, epilogue, weights.slopes) * epilogue.scale
     if shortcut is not None:
         y = y + (shortcut if shortcut_weight is None else F.linear(shortcut, shortcut_weight))
+    if epilogue is not None and second is not None:
+        y = y * epilogue.second_scale + second
     return F.pad(y, (0, -y.shape[3] % 8)).contiguous()
+
+
+def activated(y: torch.Tensor, epilogue: Epilogue, slopes: torch.Tensor | None) -> torch.Tensor:
+    """The activation of y (..., Co); `slopes` (Co): a PReLU's."""
+    if epilogue.activation == "leaky relu":
+        return F.leaky_relu(y, epilogue.slope)
+    if epilogue.activation == "prelu" and slopes is not None:
+        return torch.where(y < 0, y * slopes.to(y), y)
+    return F.silu(y) if epilogue.activation == "silu" else y
 
 
 def enlarged(image: torch.Tensor) -> torch.Tensor:
@@ -109,9 +124,10 @@ def given(
 
 def reference(kind: str, inputs: ConvInputs) -> tuple[torch.Tensor, torch.Tensor | None]:
     """y in float64, and the next norm (of a band: statistics) if one is asked for."""
-    x, weights, norm, shortcut, next_norm, _, band, _, _, embedding, through = inputs
+    x, weights, norm, shortcut, next_norm, _, band, *_ = inputs
+    fused = inputs.embedding, inputs.shortcut_weight, inputs.epilogue, inputs.second
     norm, shortcut = (None if t is None else t.double() for t in (norm, shortcut))
-    y = convolve(kind, x.double(), weights, norm, shortcut, band, embedding, through)
+    y = convolve(kind, x.double(), weights, norm, shortcut, band, *fused)
     if next_norm is None:
         return y, None
     result = y[..., : weights.weight.shape[0]]

@@ -12,8 +12,10 @@ from lib_rocm_sd.ops.base import reasons
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.layout import is_in_place
 from lib_rocm_sd.ops.conv.problem import (
+    ACTIVATIONS,
     Band,
     ConvProblem,
+    Epilogue,
     made_shape,
     out_size,
     output_shape,
@@ -58,6 +60,8 @@ class ConvInputs(NamedTuple):
     embedding: torch.Tensor | None = None
     shortcut_weight: torch.Tensor | None = None
     """In place of the one that `weights` would have."""
+    epilogue: Epilogue | None = None
+    second: torch.Tensor | None = None
 
     @property
     def through(self) -> torch.Tensor | None:
@@ -95,7 +99,7 @@ def _followed(inputs: ConvInputs) -> tuple[torch.Tensor | None, ...]:
     """What may have a gradient."""
     i, following = inputs, inputs.next_norm
     affine = () if following is None else (following.gamma, following.beta)
-    tensors = (i.x, i.norm, i.shortcut, i.embedding, i.shortcut_weight)
+    tensors = (i.x, i.norm, i.shortcut, i.embedding, i.shortcut_weight, i.second)
     return (*tensors, *i.weights.followed, *affine)
 
 
@@ -103,7 +107,8 @@ def key_of(inputs: ConvInputs) -> Hashable:
     """All that the problem of a kind, its checks and the refusals depend on, without the checks
     themselves. Written out, because a picture asks it thousands of times.
     """
-    x, weights, norm, shortcut, following, _, band, out, _, embedding, own = inputs
+    x, weights, norm, shortcut, following, _, band, out, _, embedding, own, *_ = inputs
+    epilogue, second = inputs.epilogue, inputs.second
     weight, through = weights.weight, weights.shortcut_weight
     return (
         *(x.shape, x.stride()[-1:], x.dtype, x.device),
@@ -117,6 +122,8 @@ def key_of(inputs: ConvInputs) -> Hashable:
         embedding is None
         or (embedding.shape, embedding.stride()[-1:], embedding.dtype, embedding.device),
         own is None or (own.shape, own.stride()[-1:], own.dtype, own.device),
+        epilogue and (epilogue.activation, weights.slopes is None),
+        second is None or (second.shape, second.stride()[-1:], second.dtype, second.device),
         following is None or (following.groups, following.gamma.dtype, following.beta.dtype),
         band,
         torch.is_grad_enabled()
@@ -126,8 +133,10 @@ def key_of(inputs: ConvInputs) -> Hashable:
 
 def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
     """ValueError, with shapes, on a caller's mistake."""
-    x, weights, norm, shortcut, next_norm, _, band, out, _, embedding, through = inputs
+    x, weights, norm, shortcut, next_norm, _, band, out, _, embedding, through, *_ = inputs
+    epilogue, second = inputs.epilogue, inputs.second
     optional = {"norm": norm, "shortcut": shortcut, "out": out, "embedding": embedding}
+    optional["second"] = second
     if weights.in_rows:
         optional |= {"weight": weights.weight, "shortcut_weight": through}
     tensors = {name: t for name, t in optional.items() if t is not None}
@@ -139,10 +148,17 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
             f"embedding must be {x.dtype} or float32",
         ),
         *(
-            (name.endswith("weight") and t.dtype != x.dtype, f"{name} must be {x.dtype}")
+            (
+                name.endswith(("weight", "second")) and t.dtype != x.dtype,
+                f"{name} must be {x.dtype}",
+            )
             for name, t in tensors.items()
         ),
         (through is not None and not weights.in_rows, "packed weights have their shortcut's"),
+        (
+            epilogue is not None and epilogue.activation == "prelu" and weights.slopes is None,
+            "prelu without slopes",
+        ),
     )
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: {_described(inputs)}")
@@ -159,6 +175,8 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
         is_in_place(shortcut, out),
         None if embedding is None else embedding.shape,
         weights.in_rows,
+        None if epilogue is None else epilogue.activation,
+        None if second is None else second.shape,
     )
     try:
         answer = _problem(*facts)
@@ -172,7 +190,8 @@ def problem_of(kind: str, inputs: ConvInputs) -> ConvProblem:
 def _described(inputs: ConvInputs) -> str:
     i = inputs
     fused = dict(norm=i.norm, shortcut=i.shortcut, embedding=i.embedding, out=i.out)
-    return described(x=i.x, weight=i.weights.weight, **fused, shortcut_weight=i.through)
+    weights = dict(weight=i.weights.weight, shortcut_weight=i.through)
+    return described(x=i.x, **weights, **fused, second=i.second)
 
 
 @lru_cache(maxsize=1024)
@@ -189,6 +208,8 @@ def _problem(
     in_place: bool,
     embedding: torch.Size | None,
     in_rows: bool,
+    epilogue: str | None,
+    second: torch.Size | None,
 ) -> ConvProblem | list[str]:
     """What `problem_of` gives for tensors of these shapes, or what is wrong with them. Sizes may be
     symbols: they are written down where something is wrong and nowhere else, since
@@ -221,15 +242,25 @@ def _problem(
             "a shortcut's weight must be (Co, Cs)",
         ),
     )
+    how = "none" if shortcut is None else "conv" if shortcut_weight else "identity"
+    wrong += reasons(
+        (
+            epilogue not in (None, *ACTIVATIONS),
+            f"activation {epilogue} is none of {', '.join(ACTIVATIONS)}",
+        ),
+        (epilogue is not None and how == "conv", "an epilogue has no 1x1 shortcut"),
+        (
+            second is not None and (epilogue is None or second != shortcut),
+            "second must be as the shortcut of an epilogue",
+        ),
+    )
     if wrong:
         return wrong
-    how = "none" if shortcut is None else "conv" if shortcut_weight else "identity"
     taken_along = 0 if shortcut is None else shortcut[3]
     fused = (norm is not None, how, taken_along, groups is not None, in_place)
     added = embedding is not None
-    return ConvProblem(
-        kind, batch, height, width, channels, out_channels, dtype, *fused, added, in_rows
-    )
+    sizes = (batch, height, width, channels, out_channels)
+    return ConvProblem(kind, *sizes, dtype, *fused, added, in_rows, epilogue)
 
 
 def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvInputs:
@@ -258,11 +289,13 @@ def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvIn
         if p.shortcut == "conv"
         else None,
         in_rows=p.in_rows,
+        slopes=draw(out).to(dtype).to(device) if p.epilogue == "prelu" else None,
     )
     norm = torch.stack((draw(p.batch, taken).abs() + 0.1, draw(p.batch, taken)), -1).to(device)
     groups = next(g for g in (32, 8, 4, 2, 1) if out % g == 0)
     next_norm = NextNorm(draw(out).to(device), draw(out).to(device), groups, 1e-6)
     padded = output_shape(p)[3]
+    has_second = p.epilogue is not None and p.shortcut == "identity"
     wide = image(rows, columns, max(p.shortcut_channels, padded if p.in_place else 0))
     return ConvInputs(
         image(p.height, p.width, taken),
@@ -272,4 +305,6 @@ def make_inputs(problem: ConvProblem, device: torch.device, seed: int) -> ConvIn
         next_norm if p.statistics else None,
         out=wide[..., :padded] if p.in_place else None,
         embedding=draw(p.batch, out).to(dtype).to(device) if p.embedding else None,
+        epilogue=None if p.epilogue is None else Epilogue(p.epilogue, 0.2, 0.7, 0.4),
+        second=image(rows, columns, p.shortcut_channels) if has_second else None,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.problem import ACTIVATIONS, ConvProblem
 
 VAE_KINDS = ("3x3", "3x3 stride 2", "upsample")
 KINDS = (*VAE_KINDS, "3x3 stride 2 padded")
@@ -35,6 +35,17 @@ class ConvParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("image_h", "image_w")),
         *((name, ctypes.c_uint32) for name in ("above", "padding", "bias_stride", "splits")),
         ("weight_rows", ctypes.c_uint32),
+    ]
+
+
+class EpilogueParams(ctypes.Structure):
+    """The argument with EPILOGUE; the same struct stands in common/conv.h."""
+
+    _fields_ = [
+        *ConvParams._fields_,
+        *((name, ctypes.c_uint64) for name in ("slopes", "second")),
+        *((name, ctypes.c_float) for name in ("slope", "scale", "second_scale")),
+        ("second_stride", ctypes.c_uint32),
     ]
 
 
@@ -122,7 +133,10 @@ def configs(arch: Arch, problem: ConvProblem) -> tuple[ConvConfig, ...]:
     if p.kind in STRIDED:
         return (of(2, 2, 4 if arch.matrix.startswith(("wmma", "mfma")) else 2, 2),)
     no_dot = arch.matrix == "dot2" and p.dtype == "bfloat16"  # more instructions and registers
-    sizes = _SIZES["fma" if no_dot else arch.matrix]
+    unit = "fma" if no_dot else arch.matrix
+    sizes = _SIZES[unit]
+    if p.epilogue is not None and out_channels <= 64:
+        return tuple(of(*each) for each in _NARROW[unit][out_channels > 32])
     if arch.matrix == "mma_sm80" and out_channels % 256 == 0:
         sizes = ((4, 1, 4, 4), *sizes)
     found = [of(*each) for each in sizes]
@@ -151,6 +165,15 @@ _SIZES = {
     "mma_sm80": ((4, 1, 2, 4), (4, 2, 2, 2)),
 }
 """Waves along channels and pixels, then tiles of a wave likewise, by matrix unit."""
+_NARROW = {
+    "dot2": (((1, 4, 2, 2), (1, 4, 2, 4)), ((2, 2, 2, 4), (1, 4, 4, 2))),
+    "fma": (((1, 4, 2, 2),), ((2, 4, 2, 2),)),
+    "wmma_gfx11": (((1, 4, 2, 4), (1, 4, 2, 2)), ((1, 4, 4, 2), (2, 4, 2, 4))),
+    "wmma_gfx12": (((1, 4, 2, 4), (1, 4, 2, 2)), ((1, 4, 4, 2), (2, 4, 2, 4))),
+    "mfma": (((1, 4, 2, 2), (1, 4, 2, 4)), ((1, 4, 4, 2), (2, 4, 2, 4))),
+    "mma_sm80": (((1, 4, 2, 2), (1, 4, 2, 4)), ((2, 2, 2, 4), (1, 4, 4, 2))),
+}
+"""The same for up to 32, and for up to 64 channels with an epilogue, as upscalers have."""
 _WIDEST = {
     "dot2": ((8, 1, 4, 2),),
     "wmma_gfx11": ((8, 1, 4, 2),),
@@ -238,6 +261,7 @@ def spec(problem: ConvProblem, config: ConvConfig) -> KernelSpec:
         "TILES_PIX": config.tiles_pix,
         **({"SPLIT_K": 1} if config.splits > 1 else {}),
         **({"WEIGHTS_IN_ROWS": 1} if p.in_rows else {}),
+        **({} if p.epilogue is None else {"EPILOGUE": 1 + ACTIVATIONS.index(p.epilogue)}),
     }
     if p.kind == "upsample":
         return KernelSpec("upsample_conv.hip", "upsample_conv", tuple(defines.items()))

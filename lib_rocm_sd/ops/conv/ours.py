@@ -25,7 +25,13 @@ from lib_rocm_sd.ops.conv import kernel, layout, rows, split
 from lib_rocm_sd.ops.conv import problem as problems
 from lib_rocm_sd.ops.conv.formula import given
 from lib_rocm_sd.ops.conv.inputs import ConvInputs, Result
-from lib_rocm_sd.ops.conv.kernel import ConvConfig, ConvParams, ConvSumParams, ConvTiling
+from lib_rocm_sd.ops.conv.kernel import (
+    ConvConfig,
+    ConvParams,
+    ConvSumParams,
+    ConvTiling,
+    EpilogueParams,
+)
 from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from lib_rocm_sd.ops.conv.split import Summed, launch_sum, sum_arguments
 from lib_rocm_sd.ops.conv.weights import PackedWeights, matrix_of
@@ -62,7 +68,7 @@ class Work(NamedTuple):
     made: Shape
     tiling: ConvTiling
     beside: tuple[int, ...] | None
-    first: ConvParams
+    first: ConvParams | EpilogueParams
 
 
 @lru_cache(maxsize=1024)
@@ -76,7 +82,7 @@ def work_of(problem: ConvProblem, config: ConvConfig, band: Band | None, strides
         beside = (p.batch, config.splits, *shape[1:3], co)
     elif p.statistics:
         beside = (p.batch, tiling.parts, co, 4)
-    first = ConvParams(
+    first = (ConvParams if p.epilogue is None else EpilogueParams)(
         *(0,) * 9,
         *(p.height, p.width, p.in_channels, tiling.rows, tiling.columns, co),
         *(shape[3], p.shortcut_channels, *strides),
@@ -89,7 +95,7 @@ def work_of(problem: ConvProblem, config: ConvConfig, band: Band | None, strides
 
 
 def place(
-    params: ConvParams,
+    params: ConvParams | EpilogueParams,
     x: torch.Tensor,
     weights: torch.Tensor,
     bias: torch.Tensor,
@@ -110,7 +116,7 @@ def place(
     params.overflow = 0 if overflow is None else overflow.data_ptr()
 
 
-class BoundConv(Bound[ConvParams]):
+class BoundConv(Bound[ConvParams | EpilogueParams]):
     """Callable like `Variant.run`, with weights as they lie, of whole images. What has no dense
     pixels from a multiple of 16 bytes on goes to `run`.
     """
@@ -123,7 +129,7 @@ class BoundConv(Bound[ConvParams]):
 
     def __call__(self, call: Call[Any, ConvInputs]) -> Result:
         problem, inputs = call.problem, call.inputs
-        x, weights, norm, shortcut, next_norm, overflow, _, _, _, embedding, _ = inputs
+        x, weights, norm, shortcut, next_norm, overflow, _, _, _, embedding, *_ = inputs
         if not (lies_densely(x) and (shortcut is None or lies_densely(shortcut))):
             return self._run(call)  # type: ignore[no-any-return]
         work = self._work
@@ -244,9 +250,10 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
 
     def run(self, call: Call[ConvProblem, ConvInputs]) -> Result:
         launch, config, problem, inputs = call.launcher, call.config, call.problem, call.inputs
-        x, weights, norm, shortcut, next_norm, overflow, band, out, _, embedding, _ = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, _, embedding, *_ = inputs
         x, in_stride = _dense(x)
         shortcut, shortcut_stride = (None, 0) if shortcut is None else _dense(shortcut)
+        second, second_stride = (None, 0) if inputs.second is None else _dense(inputs.second)
         if problem.in_rows:
             packed = _as_they_lie(inputs)
         else:
@@ -260,10 +267,16 @@ class MatrixConv(Variant[ConvProblem, ConvInputs]):
         beside = None
         if work.beside is not None:
             beside = x.new_empty(work.beside, dtype=torch.float32)
-        params = ConvParams.from_buffer_copy(work.first)
+        params = type(work.first).from_buffer_copy(work.first)
         params.bias_stride = bias_stride
         through = packed.shortcut
         place(params, x, packed.weights, bias, norm, shortcut, through, y, beside, overflow)
+        if isinstance(params, EpilogueParams) and inputs.epilogue is not None:
+            slopes, how = weights.slopes_padded(x.device), inputs.epilogue
+            params.slope, params.scale, params.second_scale = how.slope, how.scale, how.second_scale
+            params.slopes = 0 if slopes is None else slopes.data_ptr()
+            params.second = 0 if second is None else second.data_ptr()
+            params.second_stride = second_stride
         launch(work.spec, work.grid, config.block, params, x.device)
         if beside is None:
             return y, None
@@ -309,6 +322,7 @@ def _rows_refusals(p: ConvProblem) -> list[str]:
     least = rows.LEAST_CHUNK
     weight_bytes = 2 * p.out_channels * max(9 * p.in_channels, through)
     return reasons(
+        (p.epilogue is not None, "an activation or a scale after it"),
         (p.in_channels % least, f"{p.in_channels} input channels are no multiple of {least}"),
         (weight_bytes >= rows.MOST_WEIGHT_BYTES, f"a weight of {weight_bytes} bytes"),
         (p.shortcut == "conv" and p.kind != "3x3", f"{p.kind} with a 1x1 shortcut"),

@@ -20,6 +20,22 @@ class Band:
     rows: int
 
 
+ACTIVATIONS = ("none", "leaky relu", "prelu", "silu")
+"""In the order of Epilogue in common/conv.h."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """y = scale * activation(y) before a shortcut is added, and y = second_scale * y + second after
+    that where there is a second one. `slope`: of "leaky relu"; "prelu" has ConvWeights.slopes.
+    """
+
+    activation: str = "none"
+    slope: float = 0.0
+    scale: float = 1.0
+    second_scale: float = 1.0
+
+
 MANY_CHANNELS = 512
 """Layers with so many are at an image's lower resolutions."""
 
@@ -36,6 +52,7 @@ class ConvProblem:
 
     `in_place`: the output is written where the shortcut lies. `embedding`: one is added. `in_rows`:
     the weights are read as they lie, in channels-last memory; x has exactly their channels.
+    `epilogue`: the activation of an Epilogue, None without one.
     """
 
     kind: str
@@ -52,12 +69,14 @@ class ConvProblem:
     in_place: bool = False
     embedding: bool = False
     in_rows: bool = False
+    epilogue: str | None = None
 
     def __str__(self) -> str:
         fused = [name for name in ("norm", "statistics", "embedding") if getattr(self, name)]
         fused += [f"{self.shortcut} shortcut"] if self.shortcut != "none" else []
         fused += ["in place"] if self.in_place else []
         fused += ["weights as they lie"] if self.in_rows else []
+        fused += [f"epilogue {self.epilogue}"] if self.epilogue is not None else []
         shape = f"N{self.batch} {self.height}x{self.width} {self.in_channels}->{self.out_channels}"
         return " ".join([self.kind, shape, self.dtype, *fused])
 

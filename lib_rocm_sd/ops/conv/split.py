@@ -28,7 +28,7 @@ def configs(arch: Arch, problem: ConvProblem) -> tuple[ConvConfig, ...]:
     for config in found:
         count = _splits(p, config, kernel.wanted_groups(arch))
         counts = (count, 2 * count, count // 2) if config is found[0] and count > 1 else (count,)
-        split += [replace(config, splits=n) for n in counts if 1 < n <= _most(p.in_channels)]
+        split += [replace(config, splits=n) for n in counts if 1 < n <= _most(p)]
     return (*split, *found)
 
 
@@ -43,10 +43,12 @@ def workspace_bytes(problem: ConvProblem) -> int:
     return 4 * count * p.batch * height * width * kernel.padded(p.out_channels) * (count > 1)
 
 
-def _most(in_channels: int) -> int:
-    """Splits. No VAE has so many channels that there are any: bands must be split as the image."""
-    most = min(kernel.MOST_SPLITS, in_channels // kernel.LEAST_CHANNELS)
-    return most if in_channels >= DEEP else 1
+def _most(problem: ConvProblem) -> int:
+    """Splits. No VAE has so many channels that there are any: bands must be split as the image.
+    conv_sum.hip has no epilogue.
+    """
+    most = min(kernel.MOST_SPLITS, problem.in_channels // kernel.LEAST_CHANNELS)
+    return most if problem.in_channels >= DEEP and problem.epilogue is None else 1
 
 
 def _splits(problem: ConvProblem, config: ConvConfig, wanted: int) -> int:
@@ -54,7 +56,7 @@ def _splits(problem: ConvProblem, config: ConvConfig, wanted: int) -> int:
     co = kernel.padded(problem.out_channels)
     tiling = kernel.tiling(problem.kind, *problem.out_size, co, config)
     groups = max(1, problem.batch * tiling.parts * tiling.blocks_co)
-    return max(1, min(_most(problem.in_channels), wanted // groups))
+    return max(1, min(_most(problem), wanted // groups))
 
 
 class Summed(NamedTuple):

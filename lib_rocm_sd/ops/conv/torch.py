@@ -122,7 +122,7 @@ class BoundLibrary:
 
     def __call__(self, call: Call[Any, ConvInputs]) -> Result:
         problem, inputs = call.problem, call.inputs
-        x, weights, norm, shortcut, next_norm, overflow, _, _, finish, _, _ = inputs
+        x, weights, norm, shortcut, next_norm, overflow, _, _, finish, *_ = inputs
         dense = lies_densely(x) and (shortcut is None or lies_densely(shortcut))
         if not dense or overflow is not None:
             return self._run(call)  # type: ignore[no-any-return]
@@ -248,6 +248,7 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
         return reasons(
             (p.dtype not in group_norm_kernel.DTYPES, f"{p.dtype}: the kernels take fp16 and bf16"),
             (p.out_channels % 8, f"{p.out_channels} output channels are no multiple of 8"),
+            (p.epilogue is not None, "an activation or a scale after it"),
             (searches(), "this torch cannot keep MIOpen from searching (2.8 and newer can)"),
         )
 
@@ -286,7 +287,7 @@ class LibraryConv(Variant[ConvProblem, ConvInputs]):
 
     def run(self, call: Call[ConvProblem, ConvInputs]) -> Result:
         launch, config, inputs = call.launcher, call.config, call.inputs
-        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding, _ = inputs
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding, *_ = inputs
         image = x.contiguous().permute(0, 3, 1, 2)
         if norm is not None:
             image = group_norm_launch.launch_apply(launch, config, image, norm, True)
@@ -392,18 +393,19 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
         out_values = p.batch * rows * columns * p.out_channels
         wide = before * (12 + itemsize) * p.norm
         enlarged = before * itemsize * {"upsample": 4, "3x3 stride 2": 1}.get(p.kind, 0)
-        results = out_values * itemsize * (2 + p.in_place) + p.statistics * out_values // 4
+        images = 2 + p.in_place + (p.epilogue is not None)
+        results = out_values * itemsize * images + p.statistics * out_values // 4
         return wide + enlarged + results
 
     def run(self, call: Call[ConvProblem, ConvInputs]) -> Result:
         inputs = call.inputs
-        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, embedding, _ = inputs
-        through = inputs.shortcut_weight
+        x, weights, norm, shortcut, next_norm, overflow, band, out, finish, *_ = inputs
+        fused = inputs.embedding, inputs.shortcut_weight, inputs.epilogue, inputs.second
         if weights.in_rows and x.device.type == "cpu" and x.dtype.itemsize == 2:
             wide = x.float(), weights, norm, None if shortcut is None else shortcut.float()
-            y = formula.convolve(self.kind, *wide, band, embedding, through).to(x.dtype)
+            y = formula.convolve(self.kind, *wide, band, *fused).to(x.dtype)
         else:
-            y = formula.convolve(self.kind, x, weights, norm, shortcut, band, embedding, through)
+            y = formula.convolve(self.kind, x, weights, norm, shortcut, band, *fused)
         y = y if out is None else out.copy_(y)
         if overflow is not None and not y.isfinite().all():
             overflow.fill_(1)

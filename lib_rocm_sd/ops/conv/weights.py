@@ -27,7 +27,8 @@ class PackedWeights:
 
 
 class ConvWeights:
-    """weight (Co, Ci, 3, 3), bias (Co), 1x1 weight (Co, Cs) and bias (Co) of a shortcut.
+    """weight (Co, Ci, 3, 3), bias (Co), 1x1 weight (Co, Cs) and bias (Co) of a shortcut, slopes
+    (Co) of a PReLU.
 
     Packs and converts itself once per device, dtype and kernel; the tensors must not change. What
     was made lives as long as this object. With `in_rows` nothing is packed: kernels read weights as
@@ -41,12 +42,14 @@ class ConvWeights:
         shortcut_weight: torch.Tensor | None = None,
         shortcut_bias: torch.Tensor | None = None,
         in_rows: bool = False,
+        slopes: torch.Tensor | None = None,
     ) -> None:
-        biases = {"bias": bias, "shortcut_bias": shortcut_bias}
+        biases = {"bias": bias, "shortcut_bias": shortcut_bias, "slopes": slopes}
         _check(weight, {name: b for name, b in biases.items() if b is not None})
         self.weight = weight
         self.shortcut_weight = shortcut_weight
         self.in_rows = in_rows
+        self.slopes = slopes
         given = [b for b in (bias, shortcut_bias) if b is not None]
         wide = [b.double() for b in given] or [weight.new_zeros(weight.shape[:1]).double()]
         self.bias = wide[0] if len(wide) == 1 else wide[0] + wide[1]
@@ -60,7 +63,7 @@ class ConvWeights:
     @property
     def followed(self) -> tuple[torch.Tensor | None, ...]:
         """What may have a gradient."""
-        return self.weight, self.bias, self.shortcut_weight
+        return self.weight, self.bias, self.shortcut_weight, self.slopes
 
     def plain(self, like: torch.Tensor) -> _Plain:
         """weight, bias and shortcut weight in the dtype and on the device of `like`. What autograd
@@ -118,6 +121,14 @@ class ConvWeights:
             made["padded bias"] = F.pad(bias, (0, -bias.shape[0] % 16))
         padded: torch.Tensor = made["padded bias"]
         return padded
+
+    def slopes_padded(self, device: torch.device) -> torch.Tensor | None:
+        """The slopes in float32, to whole tiles of channels."""
+        made = self._on(device)
+        if self.slopes is not None and "slopes" not in made:
+            slopes = self.slopes.detach().to(device, torch.float32)
+            made["slopes"] = F.pad(slopes, (0, -slopes.shape[0] % 16))
+        return made.get("slopes")
 
     def bias_rows(
         self, bias: torch.Tensor, embedding: torch.Tensor | None
