@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import platform
 import re
+import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -313,6 +314,24 @@ class Watch:
             if last:
                 return
             self._stop.wait(every_s)
+
+
+def measured_power(summaries: Sequence[Summary], pictures: int = 1) -> dict[str, Any]:
+    """A row's fields, of summaries of so many pictures each: the median energy of a picture, mean
+    power and clock, the highest temperature, why the clock fell. What nobody tells is left out.
+    """
+    energy = [each.energy_j / pictures for each in summaries if each.energy_j is not None]
+    power = [each.power_w.mean for each in summaries if each.power_w]
+    clocks = [each.core_mhz.mean for each in summaries if each.core_mhz]
+    heat = [each.temperature_c.most for each in summaries if each.temperature_c]
+    fields = {
+        "energy_j": statistics.median(energy) if energy else None,
+        "power_w": statistics.mean(power) if power else None,
+        "core_mhz": statistics.mean(clocks) if clocks else None,
+        "temperature_c": max(heat, default=None),
+        "slowed": next((each.slowed for each in summaries if each.slowed), None),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def of_device(device: torch.device, info: DeviceInfo) -> Source | str:

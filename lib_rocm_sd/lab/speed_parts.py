@@ -22,10 +22,12 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import functional
+from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.measure import input_sets
 from lib_rocm_sd.lab.methods import ALLOWANCE, METHODS, Exact, expected
 from lib_rocm_sd.lab.rows import Row, spread
+from lib_rocm_sd.lab.sensors import Summary, Watch, measured_power, of_device
 from lib_rocm_sd.lab.speed_job import (
     FAILED,
     Attention,
@@ -266,6 +268,7 @@ class _Pictures:
         self.case = f"{side(size)}, {job.effort.steps} steps"
         self.reasons: dict[str, str] = {}
         self.pictures: dict[str, list[Picture]] = {method: [] for method in PICTURE_METHODS}
+        self.power: dict[str, list[Summary]] = {method: [] for method in PICTURE_METHODS}
         self.begun = 0
 
     def make(self, share_s: float) -> None:
@@ -300,10 +303,15 @@ class _Pictures:
             job.guard().check()
             enabled, unet = method != OFF, method == UNET
             wish = PictureWish(steps, self.size, enabled, unet, progress, job.cancelled)
-            return job.side.image(wish)
+            watch = Watch(of_device(job.device, identify(job.device)))
+            with watch.looking():
+                picture = job.side.image(wish)
         except FAILED as failure:
             self.reasons[method] = why(failure, side(self.size))
             return None
+        else:
+            self.power[method].append(watch.summary())
+            return picture
         finally:
             job.clean()
 
@@ -316,7 +324,8 @@ class _Pictures:
             return
         peaks = [p.peak_mib for p in pictures if math.isfinite(p.peak_mib)]
         row = replace(row, peak_mib=max(peaks, default=math.nan))
-        yield replace(row, **spread([p.seconds for p in pictures]))
+        counted = self.power[method][-len(pictures) :]  # without the one that warms up
+        yield replace(row, **spread([p.seconds for p in pictures]), **measured_power(counted))
         speeds = [p.it_per_s for p in pictures if math.isfinite(p.it_per_s)]
         if speeds:
             yield replace(row, unit="it/s", **spread(speeds))

@@ -105,7 +105,10 @@ MOST_BYTES = 1 << 20
 MOST_ROWS, MOST_NOTES, MOST_FACTS, MOST_TEXT, MOST_DIGITS = 2000, 100, 50, 500, 18
 ID = re.compile(r"[0-9a-f]{12}")
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-COLUMNS = Columns("test case method=way unit median p10 p90 runs peak_mib error reason note")
+COLUMNS = Columns(
+    "test case method=way unit median p10 p90 runs peak_mib error energy_j power_w slowed "
+    "reason note"
+)
 """Fields of a row of the document."""
 PICTURE = re.compile(r"[\w.-]{1,120}\.png", re.ASCII)
 
@@ -302,11 +305,11 @@ def facts_of(facts: dict[str, Any], owner: str = "machine") -> dict[str, Any]:
 def _row(item: dict[str, Any]) -> Row:
     texts: dict[str, Any] = {key: _text(item, key) for key in ("test", "case", "unit")}
     texts["way"] = _text(item, "method")
-    texts |= {key: _text(item, key) for key in ("reason", "note") if key in item}
+    texts |= {key: _text(item, key) for key in ("slowed", "reason", "note") if key in item}
     if texts["test"] not in WHAT or texts["unit"] not in UNITS:
         raise ValueError("a row's test or unit is not known")
     figures: dict[str, Any] = {}
-    for key in ("median", "p10", "p90", "peak_mib", "error"):
+    for key in ("median", "p10", "p90", "peak_mib", "error", "energy_j", "power_w"):
         value = item.get(key)
         figures[key] = math.nan if value is None else _number(value, key, 1e12)
     row = Row(**texts, **figures, runs=int(_number(item.get("runs", 0), "runs", 1e9)))

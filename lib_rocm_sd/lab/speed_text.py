@@ -38,7 +38,7 @@ MACHINE = (
     ("memory_clock_mhz", "Highest memory clock, MHz"),
     ("rocm_sd", "rocm_sd"),
 )
-HEAD = ("Median", "p10 to p90", "Runs", "Peak MiB", "Error", "Times ours")
+HEAD = ("Median", "p10 to p90", "Runs", "Peak MiB", "Error", "Energy", "Times ours")
 
 
 def to_csv(document: Document) -> str:
@@ -106,9 +106,9 @@ METHODS_SAID = (
 
 def markdown_table(rows: Sequence[Row], test: str) -> list[str]:
     """The rows of a test as lines of Markdown."""
-    lines = [f"| Case | Method | {' | '.join(HEAD)} |", "|---|---|--:|--:|--:|--:|--:|--:|"]
+    lines = [f"| Case | Method | {' | '.join(HEAD)} |", "|---|---|--:|--:|--:|--:|--:|--:|--:|"]
     for row in rows:
-        cells = f"{escaped(row.reason)} | | | | |"
+        cells = escaped(row.reason) + " |" * (len(HEAD) - 1)
         if not row.reason:
             cells = " | ".join(figures(row, rows, test).values())
         lines.append(f"| {escaped(row.case)} | {escaped(row.way)} | {cells} |")
@@ -128,6 +128,7 @@ def figures(row: Row, rows: Sequence[Row], test: str) -> dict[str, str]:
         "Runs": str(row.runs),
         "Peak MiB": f"{row.peak_mib:.0f}" if math.isfinite(row.peak_mib) else "",
         "Error": f"{row.error:.1e}" if math.isfinite(row.error) else "",
+        "Energy": f"{number(row.energy_j)} J" if math.isfinite(row.energy_j) else "",
         "Times ours": f"{number(ratio)}x" if math.isfinite(ratio) else "",
     }
 

@@ -30,6 +30,7 @@ from lib_rocm_sd.lab.suite.workloads import (
     WORKLOADS,
     Workload,
 )
+from tests.lab.speedtest_doubles import document as speedtest_document
 
 CPU = torch.device("cpu")
 ARGUMENTS = ("suite", "--preset", "standard", "--workload", "SD 1.5 512x512")
@@ -352,6 +353,15 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = result()
     read = document.read(written(tmp_path, made))
     assert read.as_dict() == made.as_dict()
+
+
+def test_a_speed_test_of_the_webui_is_read_too(tmp_path: Path) -> None:
+    made = document.read(speedtest_document(power_w=21.0).write(tmp_path))
+    assert [(row.case, row.way, row.median) for row in made.pictures()] == [
+        ("Speed test tab: 512x512, 20 steps", "extension on", 2.0),
+        ("Speed test tab: 512x512, 20 steps", "extension off", 3.0),
+    ]
+    assert made.complete and made.card == "Radeon RX 7900 XTX"
 
 
 @pytest.mark.parametrize(

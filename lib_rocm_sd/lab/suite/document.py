@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.rows import Columns, Row
 from lib_rocm_sd.lab.speed_result import DATE, MOST_BYTES, checked, facts_of, loaded
 
@@ -21,6 +22,8 @@ machine has no sensor for is null.
 """
 PARTS = ("picture", "text encoder", "step", "decode", "host", "offline", "server", "CLIP score")
 UNITS = ("s", "ms", "pictures/s", "score")
+PAGE = "Speed test tab:"
+"""What workloads of the WebUI's tab begin with."""
 MOST_ROWS = 5000
 SETTINGS = ("dtype", "model", "preset")
 """Facts of a run in which two have to be alike to be compared, beside their workloads."""
@@ -68,12 +71,16 @@ class SuiteDocument:
 
 
 def read(path: Path) -> SuiteDocument:
-    """The document in a file, trusting nothing. OSError, or ValueError with a reason."""
+    """The document in a file, trusting nothing; of the WebUI's speed test, its whole pictures.
+    OSError, or ValueError with a reason.
+    """
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
     content = loaded(data)
+    if isinstance(content, dict) and content.get("format") == speed_result.FORMAT:
+        return _of_speed_test(path.name, speed_result.parse_document(data))
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"no result of the suite: format is not {FORMAT!r}")
     about = {
@@ -97,6 +104,25 @@ def read(path: Path) -> SuiteDocument:
         },
         [_row(checked(item, "a row", dict)) for item in items],
         content.get("complete") is True,
+    )
+
+
+def _of_speed_test(name: str, made: speed_result.Document) -> SuiteDocument:
+    """The whole pictures of a speed test, of the checkpoint that was loaded."""
+    rows = []
+    for row in made.rows:
+        if row.test == "image" and (row.unit == "s" or row.reason):
+            rows.append(replace(row, test="picture", case=f"{PAGE} {row.case}", unit="s"))
+        elif row.test == "image":
+            step = {
+                name: 1000 / getattr(row, other)
+                for name, other in (("median", "median"), ("p10", "p90"), ("p90", "p10"))
+            }
+            rows.append(Row("step", f"{PAGE} {row.case}", row.way, "ms", **step, runs=row.runs))
+    about = {"date": made.date, "preset": str(made.request.get("preset")), "model": PAGE}
+    cases = dict.fromkeys(row.case for row in rows)
+    return SuiteDocument(
+        name, made.machine, about, {case: {} for case in cases}, rows, made.complete
     )
 
 

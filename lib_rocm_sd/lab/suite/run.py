@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.lab.rows import NAN, Row, spread
-from lib_rocm_sd.lab.sensors import Source, Summary, Watch
+from lib_rocm_sd.lab.sensors import Source, Summary, Watch, measured_power
 from lib_rocm_sd.lab.suite import quality
 from lib_rocm_sd.lab.suite.painter import Painter, Shot
 from lib_rocm_sd.lab.suite.workloads import Workload
@@ -53,7 +53,7 @@ class _Tally:
     """A way's shots. `first_s`: its first picture in this process."""
 
     shots: list[Shot] = field(default_factory=list)
-    sensors: list[tuple[Summary, int]] = field(default_factory=list)
+    sensors: list[Summary] = field(default_factory=list)
     first_s: float = NAN
     peak_mib: float = NAN
     ran: str = ""
@@ -90,7 +90,8 @@ def _of_workload(plan: Plan, workload: Workload) -> Iterator[Row]:
         pictures[EXACT] = exact
     plan.keep(workload, pictures, distances)
     for name, tally in tallies.items():
-        yield from _finished(workload, name, tally, distances.get(name), absent)
+        count = plan.pictures * workload.batch
+        yield from _finished(workload, name, tally, distances.get(name), absent, count)
 
 
 def _exact(painter: Painter, workload: Workload, prompts: Sequence[str]) -> tuple[Any, str]:
@@ -117,7 +118,7 @@ def _take_turn(plan: Plan, workload: Workload, painter: Painter, name: str, tall
             with watch.looking():
                 shots = [painter.paint(workload, plan.prompts) for _ in range(plan.pictures)]
             tally.shots += shots
-            tally.sensors.append((watch.summary(), len(shots) * workload.batch))
+            tally.sensors.append(watch.summary())
             tally.peak_mib, tally.image, tally.ran = peak.mib(), shots[-1].images[0], ran()
     except NotHere as reason:
         tally.reason = str(reason)
@@ -128,8 +129,14 @@ def _take_turn(plan: Plan, workload: Workload, painter: Painter, name: str, tall
 
 
 def _finished(
-    workload: Workload, name: str, tally: _Tally, apart: quality.Distance | None, absent: str
+    workload: Workload,
+    name: str,
+    tally: _Tally,
+    apart: quality.Distance | None,
+    absent: str,
+    pictures: int,
 ) -> Iterator[Row]:
+    """`pictures`: of a turn."""
     row = Row("picture", workload.name, name, "s", reason=tally.reason)
     if tally.reason:
         yield row
@@ -144,7 +151,7 @@ def _finished(
         cpu_ms=1000 * statistics.median(cpu) if cpu else NAN,
         ran=tally.ran,
         note=absent,
-        **_power(tally.sensors),
+        **measured_power(tally.sensors, pictures),
     )
     if apart is not None:
         row = replace(row, psnr=apart.psnr, ssim=apart.ssim, flip=apart.flip, largest=apart.largest)
@@ -155,26 +162,6 @@ def _finished(
         parts = {"text encoder": texts, "step": steps, **parts, "host": hosts}
     for part, seconds in parts.items():
         yield Row(part, workload.name, name, "ms", **spread(seconds, 1000.0))
-
-
-def _power(sensors: Sequence[tuple[Summary, int]]) -> dict[str, Any]:
-    """Energy of a picture, mean power and clock, highest temperature; what made the card slower.
-    Empty where the card tells nothing.
-    """
-    every = [summary for summary, _ in sensors if not summary.reason]
-    if not every:
-        return {}
-    power = [each.power_w.mean for each in every if each.power_w]
-    clocks = [each.core_mhz.mean for each in every if each.core_mhz]
-    heat = [each.temperature_c.most for each in every if each.temperature_c]
-    energy = [each.energy_j / count for each, count in sensors if each.energy_j is not None]
-    return {
-        "power_w": statistics.mean(power) if power else NAN,
-        "energy_j": statistics.median(energy) if energy else NAN,
-        "core_mhz": statistics.mean(clocks) if clocks else NAN,
-        "temperature_c": max(heat, default=NAN),
-        "slowed": next((each.slowed for each in every if each.slowed), ""),
-    }
 
 
 def idle_power_w(source: Source | str, device: torch.device, seconds: float = 2.0) -> float:
