@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lib_rocm_sd.commands import suite
+from lib_rocm_sd.lab.suite.workloads import PRESETS
 
 yaml = pytest.importorskip("yaml")
 
@@ -73,3 +77,15 @@ def test_the_forms_ask_for_what_helps() -> None:
     assert set(asked) == {"bug", "card"}
     assert "-m lib_rocm_sd doctor`" in asked["bug"]
     assert "doctor --self-test`" in asked["card"]
+
+
+def test_the_suites_workflow_asks_for_what_is_there() -> None:
+    workflow = _read(ROOT / ".github" / "workflows" / "suite.yml")
+    command = _commands(workflow["jobs"]["suite"])
+    options = set(re.findall(r"--(\w+)", command))
+    parser = argparse.ArgumentParser()
+    suite.add_arguments(parser)
+    assert options <= {option.lstrip("-") for option in parser._option_string_actions}
+    (started,) = (workflow[key] for key in workflow if key in (True, "on"))  # YAML reads on as true
+    presets = started["workflow_dispatch"]["inputs"]["preset"]["options"]
+    assert set(presets) <= set(PRESETS) and list(started) == ["workflow_dispatch"]

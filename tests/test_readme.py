@@ -276,7 +276,7 @@ def test_documented_commands_exist() -> None:
     named = set(re.findall(r"-m lib_rocm_sd (\w+)", text))
     main = _text("lib_rocm_sd/__main__.py")
     known = {"doctor", "compile", "inspect", "bench", "demo", "profile", "results", "tune"}
-    assert named == known | {"scaling", "capture", "replay"}
+    assert named == known | {"scaling", "capture", "replay", "suite"}
     assert all(f'"{name}"' in main for name in named)
 
 
