@@ -84,12 +84,17 @@ class Places:
 
 
 class Calls:
-    """The calls of one run of a program."""
+    """The calls of one run of a program. `divided`: the rows that it has of its images, where
+    other processes have the others (unet/divided.py).
+    """
 
-    __slots__ = ("_graphs", "_routes", "_session")
+    __slots__ = ("_graphs", "_routes", "_session", "divided")
 
-    def __init__(self, session: Session, routes: Routes, graphs: Graphs | None = None) -> None:
+    def __init__(
+        self, session: Session, routes: Routes, graphs: Graphs | None = None, divided: Any = None
+    ) -> None:
         self._session, self._routes, self._graphs = session, routes, graphs
+        self.divided = divided
 
     def run(self, place: str, op: Op[Any, Any], inputs: Any) -> Any:
         """As engine.run. A place makes one kind of call in a run."""
@@ -149,7 +154,7 @@ class Calls:
 
     def of(self, routes: Routes) -> Calls:
         """Those of another program in the same run, as a part of it."""
-        return type(self)(self._session, routes)
+        return type(self)(self._session, routes, divided=self.divided)
 
 
 class _Kept(Calls):
@@ -160,7 +165,7 @@ class _Kept(Calls):
     __slots__ = ("_into", "_last", "rows")
 
     def __init__(self, routes: Routes, rows: list[Any], into: torch.Tensor | None = None) -> None:
-        self._routes, self.rows, self._into = routes, rows, into
+        self._routes, self.rows, self._into, self.divided = routes, rows, into, None
         self._last = next(reversed(routes), None)
 
     def run(self, place: str, op: Op[Any, Any], inputs: Any) -> Any:
@@ -199,9 +204,11 @@ class _Shielded(Calls):
             return super().route(place, op, inputs)
 
 
-def begin(session: Session, routes: Routes, graphs: Graphs | None = None) -> Calls:
+def begin(
+    session: Session, routes: Routes, graphs: Graphs | None = None, divided: Any = None
+) -> Calls:
     """A run begins: no autocast that is on has a say in its calls."""
-    return (_Shielded if autocasts() else Calls)(session, routes, graphs)
+    return (_Shielded if autocasts() else Calls)(session, routes, graphs, divided)
 
 
 autocasts: Callable[[], bool] = getattr(

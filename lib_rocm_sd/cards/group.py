@@ -119,14 +119,13 @@ class Group:
 
     def start_parts(self, own: torch.Tensor, sizes: Sequence[int], dim: int) -> Waiting:
         """The tensors that `concatenate` puts together, under way."""
-        front = own.movedim(dim, 0)
-        padded = F.pad(front, (0, 0) * (front.ndim - 1) + (0, max(sizes) - front.shape[0]))
-        gathered = self.start_gather(padded)
+        missing = max(sizes) - own.shape[dim]
+        padding = (0, 0) * (own.ndim - 1 - dim) + (0, missing)
+        gathered = self.start_gather(F.pad(own, padding) if missing else own)
 
         def finish() -> list[torch.Tensor]:
-            parts = gathered.wait()
-            pairs = zip(parts, sizes, strict=True)
-            return [part[:size].movedim(0, dim) for part, size in pairs]
+            pairs = zip(gathered.wait(), sizes, strict=True)
+            return [part.narrow(dim, 0, size) for part, size in pairs]
 
         return Waiting(self, [], finish)
 

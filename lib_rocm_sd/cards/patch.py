@@ -2,11 +2,14 @@
 
 A convolution needs the rows next to its own, GroupNorm the statistics of all, self-attention all
 keys and values; these are exchanged where they are needed. All else, cross attention too, is local.
+
+A block that is ours on all ranks is computed by its program (unet/divided.py), which exchanges by
+itself; in any other one, the forwards of its convolutions, norms and attentions do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +24,9 @@ from lib_rocm_sd.cards.group import Agreement, Group, Waiting
 from lib_rocm_sd.cards.shares import Part, split
 from lib_rocm_sd.modules.patches import Patch, put, take
 from lib_rocm_sd.report import report
+from lib_rocm_sd.unet.divided import among
+from lib_rocm_sd.unet.parts import Resample
+from lib_rocm_sd.unet.stand_in import BlockStandIn
 
 LEAST_ROWS = 2
 """Fewest rows of the smallest image for each rank."""
@@ -53,6 +59,11 @@ class RowSplit:
             if by > self.factor:
                 raise ValueError(f"no image of the UNet has {height} rows: {self.height} at first")
         return self._smaller(by)
+
+    @property
+    def divides(self) -> bool:
+        """Whether every image between the largest and the smallest is just half of the last."""
+        return self.height % self.factor == 0 and self.width % self.factor == 0
 
     def tokens(self, rank: int, count: int) -> list[int]:
         """By rank, the pixels of the image of which `rank` has `count`. Raises ValueError, too."""
@@ -231,9 +242,7 @@ RESIDUALS = (
 
 
 class Exchanging:
-    """A forward that does more than the module's: a block of ours may not compute in its stead."""
-
-    does_more = True
+    """A forward that exchanges what the module's needs, and so is no other computation."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
@@ -243,7 +252,9 @@ class Exchanging:
 
 
 class PatchParallel:
-    """The forwards that stand in for those of a UNet and of some of its modules."""
+    """The forwards that stand in for those of a UNet and of some of its modules; and the Rows of
+    its blocks' programs.
+    """
 
     def __init__(self, unet: Any, exchange: Exact) -> None:
         self._unet, self._exchange = unet, exchange
@@ -251,6 +262,11 @@ class PatchParallel:
         self._agreement = Agreement(self._group)
         self._rows: RowSplit | None = None
         self._theirs: Callable[..., Any] = unet.forward
+        self._names = {module: name for name, module in unet.named_modules() if module._modules}
+        self._children = [dict(module._modules) for module in self._names]
+        self.ours: frozenset[nn.Module] = frozenset()
+        """The blocks that were computed by their programs in the last call, on all ranks."""
+        self._block, self._asked = "", 0
         self.split_calls = self.whole_calls = 0
 
     def put_in(self) -> list[Patch]:
@@ -283,6 +299,43 @@ class PatchParallel:
         counts = self._rows.tokens(self._group.rank, own.shape[1])
         return torch.cat(self._exchange.parts(key, own, counts, 1), 1)
 
+    @property
+    def facts(self) -> Hashable:
+        return self._rows, self._group.rank
+
+    def is_ours(self, module: nn.Module) -> bool:
+        return module in self.ours
+
+    def begin(self, module: nn.Module) -> None:
+        self._block, self._asked = f"{self._names[module]}: ", 0
+
+    def edges(self, x: torch.Tensor, above: int, below: int) -> Edges:
+        return self._exchange.edges(self._key(), x, above, below)
+
+    def statistics(self, own: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._exchange.parts(self._key(), own, [1] * self._group.size, 1), 1)
+
+    def tokens(self, own: torch.Tensor) -> torch.Tensor:
+        return self.gathered(self._key(), own)
+
+    def _key(self) -> str:
+        self._asked += 1
+        return f"{self._block}{self._asked}"
+
+    def _agreed(self, rows: RowSplit) -> frozenset[nn.Module]:
+        """The blocks that are ours on all ranks. Where images do not halve, diffusers tells a block
+        how far to enlarge, on some ranks only: then none is ours that enlarges.
+        """
+        able = []
+        for module in self._names:
+            block = vars(module).get("forward")
+            may = isinstance(block, BlockStandIn) and block.may_divide()
+            up = may and isinstance(block.parts, Resample) and block.parts.up
+            able.append(may and (rows.divides or not up))
+        own = torch.tensor(able, device="cpu")  # no card is waited for
+        everybodys = torch.stack(self._group.gather(own)).all(0).tolist()
+        return frozenset(m for m, ours in zip(self._names, everybodys, strict=True) if ours)
+
     def _forward(self, sample: torch.Tensor, timestep: Any, *args: Any, **kwargs: Any) -> Any:
         why = self._refusal(sample, args, kwargs)
         if why:
@@ -294,12 +347,14 @@ class PatchParallel:
         is_stale = isinstance(self._exchange, Stale)  # else nobody waits for the device
         self._exchange.begin(float(torch.as_tensor(timestep).flatten()[0]) if is_stale else 0.0)
         rows = self._split(sample)
+        self.ours = self._agreed(rows)
         self._rows = rows
         try:
             for name in RESIDUALS:
                 if kwargs.get(name) is not None:
                     kwargs = {**kwargs, name: self._own(kwargs[name])}
-            result = self._theirs(self._own(sample), timestep, *args, **kwargs)
+            with among(self):
+                result = self._theirs(self._own(sample), timestep, *args, **kwargs)
         finally:
             self._rows = None
         sizes = [last - first for first, last in rows.parts]
@@ -314,8 +369,15 @@ class PatchParallel:
         # After the prompt: class labels, a condition of time, then a mask over the image's tokens.
         if kwargs.get("attention_mask") is not None or (len(args) > 3 and args[3] is not None):
             return "self-attention has a mask"
-        if "gligen" in (kwargs.get("cross_attention_kwargs") or {}):
+        more = kwargs.get("cross_attention_kwargs") or {}
+        if "gligen" in more:
             return "attention to boxes beside the image"
+        if more.get("ip_adapter_masks") is not None:
+            return "an IP-Adapter has a mask, which is of the whole image"
+        if [module._modules for module in self._names] != self._children:
+            return "its layers are others than at first: load adapters (LoRA) before patch_parallel"
+        if any(getattr(block, "s1", None) is not None for block in self._unet.up_blocks):
+            return "FreeU transforms the whole image"
         if _prompt(args, kwargs) is None:
             return "it is called without a prompt"
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import operator
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import torch
 
 from lib_rocm_sd.cards.batch import guidance_split, image_of, mapped
 from lib_rocm_sd.cards.group import Group, joined, under_torchrun
-from lib_rocm_sd.cards.patch import patch_parallel
+from lib_rocm_sd.cards.patch import PatchParallel, patch_parallel
 from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.catalog.unet import BATCH
 from lib_rocm_sd.checks import UsageError
@@ -147,13 +146,11 @@ class Ranks:
         """All tests, one by one; each rank has to take all rows."""
         gate.begin()
         group, steps = self.group, self.size.steps
-        dtype = torch.float16 if group.device.type == "cuda" else torch.float32
         yield from self._links()
         for model, side in self.size.guidance:
-            unet = models.unet(model, group.device, dtype)
+            unet = models.unet(model, group.device, torch.float16)
             for way in (EAGER, BLOCKS):
-                patch = patched_unet(unet.module, SESSION) if way == BLOCKS else nullcontext()
-                with patch:
+                with _by(way, unet):
                     for pictures in (1, group.size):
                         batch = f"batch split, {pictures} pictures"
                         test = "guidance split" if pictures == 1 else batch
@@ -162,12 +159,14 @@ class Ranks:
                         yield self._compared(row, _step(unet, side, pictures), split, steps)
             del unet
         for model, side in self.size.rows:
-            unet = models.unet(model, group.device, dtype)
-            parallel = patch_parallel(unet.module, group)
-            row = Row("patch parallel", f"{model} {side}x{side}", EAGER)
-            has_split = operator.attrgetter("split_calls")
-            yield self._compared(row, _step(unet, side), parallel, steps, has_split=has_split)
+            unet = models.unet(model, group.device, torch.float16)
+            for way in (EAGER, BLOCKS):
+                with _by(way, unet):
+                    row = Row("patch parallel", f"{model} {side}x{side}", way)
+                    rows, note = patch_parallel(unet.module, group), partial(_note, way)
+                    yield self._compared(row, _step(unet, side), rows, steps, note=note)
             del unet
+        dtype = torch.float16 if group.device.type == "cuda" else torch.float32
         yield from self._decodes(models.coder("decoder", group.device, dtype, self.size.small))
 
     def _links(self) -> Iterator[Row]:
@@ -195,7 +194,8 @@ class Ranks:
             bands = vae_bands(vae, self.group, SESSION)
             row = Row("VAE bands", f"decode {side}x{side}", OURS)
             yield self._compared(
-                *(row, decode, bands, 1, whole), lambda programs: programs["decoder"].shared_runs
+                *(row, decode, bands, 1, whole),
+                lambda programs: "" if programs["decoder"].shared_runs else NOT_SPLIT,
             )
 
     def _compared(
@@ -205,14 +205,14 @@ class Ranks:
         split: AbstractContextManager[Any],
         steps: int,
         whole: AbstractContextManager[Any] | None = None,
-        has_split: Callable[[Any], Any] = lambda parts: True,
+        note: Callable[[Any], str] = lambda parts: "",
     ) -> Row:
         """The row of `call` by one rank alone, within `whole`, and by all, within `split`."""
         with whole or nullcontext():
             one_ms, wanted = self._alone(call, steps)
         with split as parts:
             row, result = self._timed(row, call, steps)
-        row = replace(row, one_ms=one_ms, note="" if has_split(parts) else NOT_SPLIT)
+        row = replace(row, one_ms=one_ms, note=note(parts))
         if wanted is None:
             return row
         gap = (result.float() - wanted.float()).abs().max()
@@ -249,6 +249,18 @@ class Ranks:
                     result = call()
                 times = [wall_ms(call, self.group.device, steps) for _ in range(self.runs)]
         return statistics.median(self.group.objects(times)[0]), result
+
+
+def _by(way: str, unet: models.Unet) -> AbstractContextManager[Any]:
+    """Within it the UNet's blocks are those of the way."""
+    return patched_unet(unet.module, SESSION) if way == BLOCKS else nullcontext()
+
+
+def _note(way: str, parallel: PatchParallel) -> str:
+    """What a row of patch parallel is not."""
+    if not parallel.split_calls:
+        return NOT_SPLIT
+    return "no block is ours" if way == BLOCKS and not parallel.ours else ""
 
 
 def _step(unet: models.Unet, side: int, pictures: int = 1) -> Callable[[], torch.Tensor]:

@@ -373,6 +373,9 @@ def _attention(
     if not sources:
         joint = compute.linear(calls, f"{place}.qkv", rows, *part.of_x)
         q, k, v = joint.view(batch, -1, 3, heads, joint.shape[1] // (3 * heads)).unbind(2)
+        if calls.divided is not None:
+            own = joint.view(batch, -1, joint.shape[1])[..., joint.shape[1] // 3 :]
+            k, v = calls.divided.tokens(own).unflatten(2, (2, heads, q.shape[3])).unbind(2)
         return compute.attention(calls, place, q, k, v).flatten(0, 1)
     q = compute.linear(calls, f"{place}.q", rows, part.to_q)
     q = q.view(batch, -1, heads, q.shape[1] // heads)

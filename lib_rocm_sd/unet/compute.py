@@ -16,16 +16,24 @@ from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.conv.inputs import ConvInputs, NextNorm
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.ops.conv.torch import LibraryConv, enlarged
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.ops.group_norm.inputs import FinalizeInputs, GroupNormInputs, NormInputs
-from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
+from lib_rocm_sd.ops.group_norm.inputs import (
+    ApplyInputs,
+    FinalizeInputs,
+    GroupNormInputs,
+    ImageInputs,
+    NormInputs,
+)
+from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.linear.inputs import LinearInputs, placed
 from lib_rocm_sd.ops.linear.op import LINEAR
+from lib_rocm_sd.unet.divided import merged, surrounded
 
 
 def attention(
@@ -58,7 +66,12 @@ def group_norm(
     calls: Calls, place: str, x: torch.Tensor, norm: nn.GroupNorm, silu: bool
 ) -> torch.Tensor:
     """`norm` of x (N, H, W, C), then SiLU if wanted; like x."""
-    made: torch.Tensor = calls.run(place, GROUP_NORM_SILU, _normed(x, norm, silu))
+    made: torch.Tensor
+    if calls.divided is None:
+        made = calls.run(place, GROUP_NORM_SILU, _normed(x, norm, silu))
+    else:
+        scale = norm_of(calls, f"{place}.norm", x, norm)
+        made = calls.run(place, APPLY, ApplyInputs(x.permute(0, 3, 1, 2), scale, silu))
     return made.permute(0, 2, 3, 1)
 
 
@@ -75,7 +88,7 @@ def activated(
     if added is None:
         return group_norm(calls, place, x, norm, True)
     inputs = _normed(x, norm, True)._replace(added=added)
-    if not calls.route(f"{place}.added", GROUP_NORM_SILU, inputs).is_ours:
+    if calls.divided or not calls.route(f"{place}.added", GROUP_NORM_SILU, inputs).is_ours:
         x = (x + added[:, None, None]).to(x.dtype)
         return group_norm(calls, place, x, norm, True)
     made: torch.Tensor = calls.run(f"{place}.added", GROUP_NORM_SILU, inputs)
@@ -90,8 +103,11 @@ def _normed(x: torch.Tensor, norm: nn.GroupNorm, silu: bool) -> GroupNormInputs:
 def norm_of(calls: Calls, place: str, x: torch.Tensor, norm: nn.GroupNorm) -> torch.Tensor:
     """The norm (N, C, 2) of x (N, H, W, C), for `conv`."""
     own, planes = norm._parameters, x.permute(0, 3, 1, 2)
-    inputs = NormInputs(planes, own["weight"], own["bias"], norm.num_groups, norm.eps)
-    return calls.run(place, NORM, inputs)
+    affine = own["weight"], own["bias"], norm.num_groups, norm.eps
+    if calls.divided is None:
+        return calls.run(place, NORM, NormInputs(planes, *affine))
+    statistics = calls.run(f"{place}.statistics", STATISTICS, ImageInputs(planes))
+    return _Finish(calls, place)(statistics, *affine)
 
 
 def modulated(norm: torch.Tensor | None, modulation: torch.Tensor) -> torch.Tensor:
@@ -222,12 +238,27 @@ def conv(
     `embedding` (N, Co), whose rows may lie in longer ones, is added to each pixel of its image.
     """
     following = None if next_norm is None else _following(next_norm)
+    finish = _Finish(calls, place) if following else None
+    x, band = _surrounded(calls, x, x.shape[1])
     inputs = ConvInputs(
-        *(x, weights, norm, shortcut, following, None, None, None),
-        *(_Finish(calls, place) if following else None, embedding, shortcut_weight),
+        *(x, weights, norm, shortcut, following, None, band, None),
+        *(finish, embedding, shortcut_weight),
     )
     y, made = calls.run(place, CONVS["3x3"], inputs)
+    if band is not None and following is not None and finish is not None:  # of a band: statistics
+        affine = following.gamma, following.beta, following.groups, following.eps
+        made = finish(made.flatten(1, 2), *affine)
     return _whole(y, weights), made
+
+
+def _surrounded(
+    calls: Calls, x: torch.Tensor, rows: int, below: int = 1
+) -> tuple[torch.Tensor, Band | None]:
+    """x (N, H, W, C) with the rows of other ranks that its convolution to `rows` rows reads."""
+    if calls.divided is None:
+        return x, None
+    x, above = surrounded(calls.divided, x, below)
+    return x, Band(above, rows)
 
 
 def is_librarys(
@@ -242,7 +273,7 @@ def is_librarys(
     """Whether `conv` of x (N, H, W, Ci), with these, is a library's, and its image so small that a
     norm, and SiLU, are one launch of ours: then they are better made by themselves.
     """
-    if embedding is not None and embedding.dtype != torch.float32:
+    if calls.divided or (embedding is not None and embedding.dtype != torch.float32):
         return False
     route = calls.known(place)
     if route is None:
@@ -257,12 +288,15 @@ def is_librarys(
 
 def upsample(calls: Calls, place: str, x: torch.Tensor, weights: ConvWeights) -> torch.Tensor:
     """The 3x3 convolution of x (N, H, W, C) enlarged by nearest: (N, 2H, 2W, Co)."""
-    return _whole(calls.run(place, CONVS["upsample"], ConvInputs(x, weights))[0], weights)
+    x, band = _surrounded(calls, x, 2 * x.shape[1])
+    made = calls.run(place, CONVS["upsample"], ConvInputs(x, weights, band=band))
+    return _whole(made[0], weights)
 
 
 def downsample(calls: Calls, place: str, x: torch.Tensor, weights: ConvWeights) -> torch.Tensor:
     """The 3x3 convolution of x (N, H, W, C) in steps of two pixels, padded on all sides by one."""
-    made = calls.run(place, CONVS["3x3 stride 2 padded"], ConvInputs(x, weights))
+    x, band = _surrounded(calls, x, -(-x.shape[1] // 2), 0)
+    made = calls.run(place, CONVS["3x3 stride 2 padded"], ConvInputs(x, weights, band=band))
     return _whole(made[0], weights)
 
 
@@ -272,15 +306,18 @@ def _following(norm: nn.GroupNorm) -> NextNorm:
 
 
 class _Finish:
-    """Makes the norm of a convolution's statistics, from a place of its own."""
+    """Makes the norm of an image's statistics, or of all ranks', from a place of its own."""
 
     __slots__ = ("_calls", "_place")
 
     def __init__(self, calls: Calls, place: str) -> None:
         self._calls, self._place = calls, f"{place}.norm"
 
-    def __call__(self, *inputs: Any) -> torch.Tensor:
-        return self._calls.run(self._place, FINALIZE, FinalizeInputs(*inputs))
+    def __call__(self, statistics: torch.Tensor, *affine: Any) -> torch.Tensor:
+        divided = self._calls.divided
+        if divided is not None:
+            statistics = divided.statistics(merged(statistics))
+        return self._calls.run(self._place, FINALIZE, FinalizeInputs(statistics, *affine))
 
 
 def _whole(y: torch.Tensor, weights: ConvWeights) -> torch.Tensor:

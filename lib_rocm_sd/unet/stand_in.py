@@ -18,6 +18,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules.stand_in import StandIn, UnknownModuleError
 from lib_rocm_sd.modules.watch import hooks_of_all, is_intercepted
 from lib_rocm_sd.ops.dtypes import HALVES
+from lib_rocm_sd.unet import divided
 from lib_rocm_sd.unet.blocks import Inner, Means, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading
@@ -53,6 +54,7 @@ class BlockStandIn(StandIn):
         self._session, self._places = session, Places()
         self._told: Callable[[str], None] = session.report.event
         self._barred = self._left = ""
+        self._lacked = -1  # engine.drops when a call of some rows lacked a kernel
         self._last_refusal = ""
         self._replaced: tuple[str, ...] = ()
         self._leaves: tuple[nn.Module, ...] = ()
@@ -107,6 +109,9 @@ class BlockStandIn(StandIn):
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:
         """A call that the module was read for, on an image or tokens like its weights."""
+        rows = divided.current()
+        if rows is not None and not rows.is_ours(self.module):
+            return None
         if not self._hook.serves() or self._barred or self._means.spot.is_theirs:
             return None
         if self.module.training and not self._hook.rests:
@@ -150,7 +155,10 @@ class BlockStandIn(StandIn):
         another has been.
         """
         self._means.weights.lay(self._convs)
+        rows = divided.current()
         facts, parts, slots = _facts(call), self._reading.parts, self._reading.slots
+        if rows is not None:
+            facts += (rows.facts,)
         routes = self._places.of((facts, laid(slots)))
         joint = parts.joint() if isinstance(parts, Block) and not routes else ()
         if joint and self._means.weights.join(joint):
@@ -158,7 +166,15 @@ class BlockStandIn(StandIn):
         return routes
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
-        return super().refusal(*args, **kwargs) or self._why_not()
+        why = super().refusal(*args, **kwargs)
+        return why or ("" if divided.current() is not None else self._why_not())
+
+    def may_divide(self) -> bool:
+        """Whether it can compute this process's rows of an image, and has what it takes: asked
+        before each call of the UNet, since all have to compute a block in one way.
+        """
+        able = self.is_put_in and self.reading.parts is not None and not self._barred
+        return able and self._lacked != engine.drops and not self._why_not()
 
     def _why_not(self) -> str:
         """Why no call of it is to be ours now."""
@@ -175,7 +191,8 @@ class BlockStandIn(StandIn):
     def used(self, made: Any, asked: Any, theirs: Callable[[], Any]) -> Any:
         """Ours, but for the calls that are compared."""
         spot = self._means.spot
-        if not spot.is_due(self) or is_recording(asked.x.device):
+        elsewhere = divided.current() is not None or is_recording(asked.x.device)
+        if elsewhere or not spot.is_due(self):
             return made
         return spot.compare(self, made, asked.x, theirs)
 
@@ -197,17 +214,22 @@ class BlockStandIn(StandIn):
 
     def _served(self, asked: Any) -> Any:
         routes = self._laid_routes(asked)
-        reading = self._reading
+        reading, rows = self._reading, divided.current()
         self._left = routes.left or ""
-        if self._left:
+        if rows is not None:
+            rows.begin(self.module)
+        elif self._left:
             raise UnknownModuleError((self._left,))
-        calls = begin(self._session, routes, self._means.graphs)
+        calls = begin(self._session, routes, self._means.graphs if rows is None else None, rows)
         self._means.spot.is_whole = True
         run = partial(self.kind.run, reading.parts, asked, self._means, calls)
         capture = engine.capture
         made = run() if capture is None else capture.within(self._means.name_of(self.module), run)
         if routes.left is None:
             routes.left = self.obstacle(routes)
+        if rows is not None and routes.left:
+            self._lacked = engine.drops
+            self.tell(routes.left)
         return made
 
     def obstacle(self, routes: Routes) -> str:
@@ -224,10 +246,13 @@ class BlockStandIn(StandIn):
         return f"no {what} of ours: {next(why, 'none is left')}"
 
     def failed(self, error: Exception) -> str:
-        """Bars ours until the module has changed or is taken over again.
+        """Bars ours until the module has changed or is taken over again. Raises the error where
+        others wait for this process's rows: nobody can begin anew.
 
         What is seen when it is read again is told instead: dtypes are not watched.
         """
+        if divided.current() is not None:
+            raise error
         self._reading = self._read()
         if self._reading.reasons:
             return "; ".join(self._reading.reasons)

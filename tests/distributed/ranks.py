@@ -25,6 +25,7 @@ from lib_rocm_sd.distributed import (
     vae_bands,
 )
 from lib_rocm_sd.hosts.diffusers.pipeline import patched
+from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.report import report
 
 LIMIT_S = 60.0
@@ -94,7 +95,7 @@ def calls(sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
         found["untouched"] = not any("forward" in vars(m) for m in unet.modules())
         found["single"] = _single_call(unet, group)
         found["stale"] = _stale(unet, group) if group.size == 2 else []
-        found["blocks"] = _blocks(group) if group.size == 2 else {}
+        found["blocks"] = _blocks(group)
     found["told"] = report.snapshot()["events"]
     return found
 
@@ -142,28 +143,13 @@ def _stale(unet: Any, group: Group) -> list[float]:
     return found
 
 
-def _blocks(group: Group) -> dict[str, Any]:
-    """Errors in half precision with the UNet's blocks ours, inside and outside; how many are."""
+def _blocks(group: Group) -> float:
+    """The error of a guidance split in half precision with the UNet's blocks ours."""
     unet = little(torch.float16).unet
-    holder = SimpleNamespace(unet=unet, components={"unet": unet})
     image, prompt = drawn(2, 4, 16, 16).half(), drawn(2, 77, 96, seed=5).half()
-
-    def call() -> torch.Tensor:
-        made: torch.Tensor = unet(image, 501, prompt).sample
-        return made
-
-    found: dict[str, Any] = {}
-    alone = call()
-    with patched(holder, unet=True, vae=False, wait=True) as patch:
-        call()
-        with patch_parallel(unet, group):
-            found["inside"] = error(call(), alone)
-            found["ours"] = {row.kind: row.ours for row in patch.unet.rows()}
-        with guidance_split(unet, group):
-            found["guidance"] = error(call(), alone)
-    with patch_parallel(unet, group), patched(holder, unet=True, vae=False, wait=True):
-        found["outside"] = error(call(), alone)
-    return found
+    alone = unet(image, 501, prompt).sample
+    with patched_unet(unet), guidance_split(unet, group):
+        return error(unet(image, 501, prompt).sample, alone)
 
 
 def decodes(sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:

@@ -152,13 +152,10 @@ class Findings:
         return True
 
     def untouched(self, module: nn.Module, name: str, *, root: bool = False) -> None:
-        """Notes hooks, and a forward set on the instance unless it is the class's own, or one of
-        ours that computes what that does: it has no `does_more`.
-        """
+        """Notes hooks, and a forward set on the instance unless it is the class's own, or ours."""
         for key in (*INNER, *functions_of(type(module))):
             own = module.__dict__.get(key)
             ours = str(getattr(own, "__module__", "")).startswith(OURS)
-            ours = ours and not getattr(own, "does_more", False)
             if own is not None and not ours and not is_the_classs(own, module, key):
                 self.add(f"{name}.{key} has been replaced ({named(own)})")
         if not root and (module._forward_hooks or module._forward_pre_hooks):

@@ -29,6 +29,12 @@ CASES = (
     ConvProblem("3x3 stride 2", 1, 71, 17, 32, 32, "bfloat16", statistics=True),
     ConvProblem("upsample", 1, 19, 17, 16, 32, "float16", statistics=True),
 )
+IN_ROWS = (
+    ConvProblem(PADDED, 2, 39, 18, 32, 32, in_rows=True),
+    ConvProblem("3x3", 2, 37, 18, 64, 32, "float16", True, "conv", 32, True, in_rows=True),
+    ConvProblem("upsample", 2, 19, 17, 64, 32, "bfloat16", in_rows=True),
+)
+"""A UNet's, whose rows ranks divide (unet/divided.py): of two images."""
 
 
 def read_rows(problem: ConvProblem, rows: tuple[int, int]) -> tuple[tuple[int, int], int]:
@@ -76,6 +82,12 @@ def check(problem: ConvProblem, gfx: str, height: int) -> None:
 @pytest.mark.parametrize("gfx", UNITS)
 def test_bands_are_the_image_to_the_bit(gfx: str, problem: ConvProblem) -> None:
     check(problem, gfx, 16)
+
+
+@pytest.mark.parametrize("problem", IN_ROWS, ids=str)
+@pytest.mark.parametrize("gfx", UNITS)
+def test_bands_by_weights_as_they_lie(gfx: str, problem: ConvProblem) -> None:
+    check(problem, gfx, 10)
 
 
 @pytest.mark.parametrize("height", [2, 10, 32, 64])
