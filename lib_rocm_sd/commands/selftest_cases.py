@@ -30,7 +30,7 @@ from lib_rocm_sd.ops.group_norm.problem import (
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
-from lib_rocm_sd.ops.layer_norm.heads import HeadsProblem
+from lib_rocm_sd.ops.layer_norm.heads import ROTARIES, HeadsProblem
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.op import (
     LAYER_NORM,
@@ -92,7 +92,9 @@ def _problems() -> Iterator[tuple[Op[Any, Any], Any, bool]]:
     for head_dim in (64, 128, 40):
         for dtype in ("float16", "bfloat16"):
             for words in (33, 0):
-                yield RMS_NORM_HEADS, HeadsProblem(2, 77, words, 3, head_dim, dtype), True
+                for rotary in ROTARIES:
+                    plain = HeadsProblem(2, 77, words, 3, head_dim, dtype, rotary=rotary)
+                    yield RMS_NORM_HEADS, plain, True
     for linear in _linears():
         yield LINEAR, linear, True
     yield from _of_training()

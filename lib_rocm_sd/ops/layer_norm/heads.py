@@ -1,10 +1,11 @@
-"""RMSNorm of queries and keys over each head, of one stream's rows or of two streams', which come
-to lie one after another: kernels/rms_norm.hip.
+"""RMSNorm and rotary embedding of queries and keys, of one stream's rows or of two streams', which
+come to lie one after another: kernels/rms_norm.hip.
 """
 
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,12 +24,14 @@ THREADS = 256
 MOST_HEAD_DIM = 256
 """A wave of 32 work-items, of eight values each, makes a head's row."""
 WEIGHTS = ("weight_q", "weight_k", "more_q", "more_k")
+ROTARIES = ("none", "cos and sin", "matrices")
+"""By ROTARY of the kernel, which reads so many floats per column of each tensor."""
 
 
 @dataclass(frozen=True)
 class HeadsProblem:
     """x (batch, tokens, 3 heads D) and more (batch, words, 3 heads D), without their tensors.
-    `normed`: which of WEIGHTS there are.
+    `normed`: which of WEIGHTS there are. `rotary`: of ROTARIES; `own_rotary`: for each image.
     """
 
     batch: int
@@ -38,11 +41,15 @@ class HeadsProblem:
     head_dim: int
     dtype: str = "float16"
     normed: tuple[bool, ...] = (True, True, True, True)
+    rotary: str = ROTARIES[0]
+    own_rotary: bool = False
 
     def __str__(self) -> str:
         norms = "".join("01"[each] for each in self.normed)
         sizes = f"{self.batch}x({self.tokens}+{self.words})x{self.heads}x{self.head_dim}"
-        return f"{sizes} {self.dtype}, weights {norms}"
+        own = " of each image" * self.own_rotary
+        turned = f", rotary {self.rotary}{own}" if self.rotary != ROTARIES[0] else ""
+        return f"{sizes} {self.dtype}, weights {norms}{turned}"
 
     @property
     def rows(self) -> int:
@@ -67,7 +74,11 @@ class HeadsProblem:
 
 class HeadsInputs(NamedTuple):
     """x (N, tokens, 3 heads D): queries, keys and values of a stream; `more` (N, words, 3 heads D)
-    of another, whose rows follow. Each weight (D) may be None: then its heads stay as they are.
+    of another, whose rows follow. Each weight (D) may be None: then its heads are not normalised.
+
+    Pairs of columns of queries and keys are then multiplied by 2x2 matrices, float32, of N images
+    or one: `rotary` (N, tokens + words, D / 2, 2, 2), or `rotary` (N, tokens + words, D) and
+    `rotary_sin` like it: [[cos[2 i], -sin[2 i]], [sin[2 i + 1], cos[2 i + 1]]].
     """
 
     x: torch.Tensor
@@ -79,6 +90,8 @@ class HeadsInputs(NamedTuple):
     heads: int
     eps: float
     more_eps: float
+    rotary: torch.Tensor | None = None
+    rotary_sin: torch.Tensor | None = None
 
     @property
     def weights(self) -> tuple[torch.Tensor | None, ...]:
@@ -109,13 +122,38 @@ def problem_of(inputs: HeadsInputs) -> HeadsProblem:
                 (each.shape != wanted, f"{name} must be {wanted}"),
                 (not alike, f"{name} must have the dtype and device of x"),
             )
+    words = 0 if more is None or wrong else more.shape[1]
+    if not wrong:
+        wrong = _rotary_errors(inputs, head_dim, words)
+        given |= {"rotary": inputs.rotary, "rotary_sin": inputs.rotary_sin}
     if wrong:
         raise ValueError(f"{'; '.join(wrong)}: {described(x=x, **given)}")
     normed = tuple(each is not None for each in inputs.weights)
-    words = 0 if more is None else more.shape[1]
     batch, tokens = x.shape[:2]
+    rotary = (inputs.rotary is not None) * (1 + (inputs.rotary_sin is None))
+    own = inputs.rotary is not None and len(inputs.rotary) > 1
     dtype = DTYPE_NAMES[x.dtype]
-    return HeadsProblem(batch, tokens, words, heads, head_dim, dtype, normed)
+    return HeadsProblem(batch, tokens, words, heads, head_dim, dtype, normed, ROTARIES[rotary], own)
+
+
+def _rotary_errors(inputs: HeadsInputs, head_dim: int, words: int) -> list[str]:
+    cos, sin, x = inputs.rotary, inputs.rotary_sin, inputs.x
+    if cos is None:
+        return reasons((sin is not None, "rotary_sin goes with rotary"))
+    wrong = tensor_errors(rotary=cos, **({} if sin is None else {"rotary_sin": sin}))
+    if wrong:
+        return wrong
+    rest = (head_dim,) if sin is not None else (head_dim // 2, 2, 2)
+    wanted = (x.shape[1] + words, *rest)
+    shaped = cos.shape[1:] == wanted and len(cos) in (1, len(x))
+    each = (cos,) if sin is None else (cos, sin)
+    alike = all((t.dtype, t.device) == (torch.float32, x.device) for t in each)
+    return reasons(
+        (bool(head_dim % 2), f"head_dim {head_dim} is odd"),
+        (not shaped, f"rotary must be {('1 or N', *wanted)}"),
+        (sin is not None and sin.shape != cos.shape, "rotary_sin must have the shape of rotary"),
+        (not alike, "rotary must be float32, on the device of x"),
+    )
 
 
 def _normed(inputs: HeadsInputs, dtype: torch.dtype) -> torch.Tensor:
@@ -131,8 +169,23 @@ def _normed(inputs: HeadsInputs, dtype: torch.dtype) -> torch.Tensor:
             if weight is not None:
                 scale = (both[place].square().mean(-1, keepdim=True) + eps).rsqrt()
                 both[place] = both[place] * scale * weight.to(dtype)
-        parts.append(torch.stack([*both, v], 2).flatten(2))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        parts.append(torch.stack([*both, v], 2))
+    made = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    matrices = _matrices(inputs)
+    if matrices is not None:
+        turned = made[:, :, :2].unflatten(-1, (-1, 2))
+        turned = (matrices[:, :, None, None].to(dtype) @ turned[..., None]).flatten(-3)
+        made = torch.cat((turned, made[:, :, 2:]), 2)
+    return made.flatten(2)
+
+
+def _matrices(inputs: HeadsInputs) -> torch.Tensor | None:
+    """Those of the pairs, (N or 1, all tokens, D / 2, 2, 2)."""
+    cos, sin = inputs.rotary, inputs.rotary_sin
+    if cos is None or sin is None:
+        return cos
+    rows = (cos[..., ::2], -sin[..., ::2]), (sin[..., 1::2], cos[..., 1::2])
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)
 
 
 def reference(inputs: HeadsInputs) -> torch.Tensor:
@@ -157,8 +210,11 @@ def make_inputs(p: HeadsProblem, device: torch.device, seed: int) -> HeadsInputs
         weight if is_there else None
         for weight, is_there in zip(drawn_weights, p.normed, strict=True)
     )
-    second = more if p.words else None
-    return HeadsInputs(x, second, of_q, of_k, of_more_q, of_more_k, p.heads, 1e-6, 1e-5)
+    plain = (x, more if p.words else None, of_q, of_k, of_more_q, of_more_k, p.heads, 1e-6, 1e-5)
+    pairs = {"matrices": (p.head_dim // 2, 2, 2)}.get(p.rotary, (p.head_dim,))
+    shape = (p.batch if p.own_rotary else 1, p.tokens + p.words, *pairs)
+    rotary = [drawn(*shape).to(device) for _ in range((0, 2, 1)[ROTARIES.index(p.rotary)])]
+    return HeadsInputs(*plain, *rotary)
 
 
 def tolerance(problem: HeadsProblem) -> float:
@@ -180,6 +236,9 @@ def measured_as(problem: HeadsProblem) -> HeadsProblem:
     return replace(problem, tokens=max(64, 1 << (max(problem.tokens, 1) - 1).bit_length()))
 
 
+_ADDRESSES = ("x", "more", "out", *WEIGHTS, "rotary", "rotary_sin")
+
+
 class HeadsParams(ctypes.Structure):
     """The argument of rms_norm_heads; the same struct stands in rms_norm.hip."""
 
@@ -188,13 +247,17 @@ class HeadsParams(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("tokens", "words", "heads", "head_dim")),
         *((name, ctypes.c_uint32) for name in ("rows", "lane_bits", "aligned")),
         *((name, ctypes.c_float) for name in ("eps", "more_eps", "share")),
+        *((name, ctypes.c_uint64) for name in ("rotary", "rotary_sin")),
+        *((name, ctypes.c_uint32) for name in ("rotary_apart", "apart")),
     ]
 
 
 @cache
-def spec(dtype: str) -> KernelSpec:
+def spec(dtype: str, rotary: str = ROTARIES[0]) -> KernelSpec:
     """The kernel."""
     defines = {"BF16_HALVES": int(dtype == "bfloat16"), "THREADS": THREADS}
+    if rotary != ROTARIES[0]:
+        defines["ROTARY"] = ROTARIES.index(rotary)
     return KernelSpec("rms_norm.hip", "rms_norm_heads", tuple(defines.items()))
 
 
@@ -202,7 +265,8 @@ def _template(p: HeadsProblem) -> HeadsParams:
     """The argument, but for addresses."""
     lane_bits = p.lanes.bit_length() - 1
     sizes = (p.tokens, p.words, p.heads, p.head_dim, p.rows, lane_bits)
-    return HeadsParams(*(0,) * 7, *sizes, 0, 0.0, 0.0, 1.0 / p.head_dim)
+    apart = (p.tokens + p.words) * p.head_dim * ROTARIES.index(p.rotary) if p.own_rotary else 0
+    return HeadsParams(*(0,) * 7, *sizes, 0, 0.0, 0.0, 1.0 / p.head_dim, 0, 0, apart)
 
 
 def _fill(params: HeadsParams, inputs: HeadsInputs) -> torch.Tensor:
@@ -210,16 +274,30 @@ def _fill(params: HeadsParams, inputs: HeadsInputs) -> torch.Tensor:
     x, more = inputs.x, inputs.more
     words = 0 if more is None else more.shape[1]
     out = x.new_empty((x.shape[0], x.shape[1] + words, x.shape[2]))
-    params.eps, params.more_eps = inputs.eps, inputs.more_eps
-    every = 0
-    for name, each in zip(
-        ("x", "more", "out", *WEIGHTS), (x, more, out, *inputs.weights), strict=True
-    ):
+    params.eps, params.more_eps, params.apart = inputs.eps, inputs.more_eps, x.stride(1)
+    every = 2 * params.apart
+    read = (x, more, out, *inputs.weights, inputs.rotary, inputs.rotary_sin)
+    for name, each in zip(_ADDRESSES, read, strict=True):
         at = 0 if each is None else each.data_ptr()
         setattr(params, name, at)
         every |= at
     params.aligned = not every & 15
     return out
+
+
+def _readable(inputs: HeadsInputs) -> HeadsInputs:
+    """The same, where the kernel can read it: dense; with a rotary embedding, rows of x may be
+    parts of longer ones.
+    """
+    x = inputs.x
+    dense: dict[str, Any] = {}
+    (images, tokens), apart = x.shape[:2], x.stride(1)
+    as_it_lies = inputs.rotary is not None and images * tokens * apart < 1 << 31
+    as_it_lies &= x.stride(2) == 1 and (images < 2 or x.stride(0) == tokens * apart)
+    for name, each in inputs._asdict().items():
+        if isinstance(each, torch.Tensor) and not (name == "x" and as_it_lies):
+            dense[name] = each.contiguous()
+    return inputs._replace(**dense)
 
 
 class BoundHeads(Bound[HeadsParams]):
@@ -257,30 +335,25 @@ class KernelHeads(Variant[HeadsProblem, HeadsInputs]):
         return gradient_refusals(*inputs)
 
     def specs(self, arch: Arch, problem: HeadsProblem, config: None) -> Sequence[KernelSpec]:
-        return (spec(problem.dtype),)
+        return (spec(problem.dtype, problem.rotary),)
 
     def bound(self, call: Call[HeadsProblem, HeadsInputs]) -> Run:
         """Where nothing has to be copied and the launcher can prepare a launch."""
         problem, inputs = call.problem, call.inputs
         prepare: Any = getattr(call.launch, "prepare", None)
-        dense = all(each is None or each.is_contiguous() for each in inputs[:6])
-        if prepare is None or not dense:
+        if prepare is None or any(map(operator.is_not, _readable(inputs), inputs)):
             return self.run
-        words, device = (spec(problem.dtype), problem.grid, THREADS), inputs.x.device
+        words = spec(problem.dtype, problem.rotary), problem.grid, THREADS
+        device = inputs.x.device
         begin: Prepare = lambda params: prepare(*words, params, device)  # noqa: E731
         return BoundHeads(_template(problem), begin)
 
     def run(self, call: Call[HeadsProblem, HeadsInputs]) -> torch.Tensor:
         problem = call.problem
-        params, inputs = _template(problem), call.inputs
-        dense: dict[str, Any] = {
-            name: each.contiguous()
-            for name, each in inputs._asdict().items()
-            if isinstance(each, torch.Tensor)
-        }
-        inputs = inputs._replace(**dense)
-        made = _fill(params, inputs)
-        call.launcher(spec(problem.dtype), problem.grid, THREADS, params, made.device)
+        params = _template(problem)
+        made = _fill(params, _readable(call.inputs))
+        kernel = spec(problem.dtype, problem.rotary)
+        call.launcher(kernel, problem.grid, THREADS, params, made.device)
         return made
 
 
@@ -302,6 +375,7 @@ class TorchHeads(Variant[HeadsProblem, HeadsInputs]):
 
 
 _SD35 = HeadsProblem(2, 4096, 333, 24, 64, "bfloat16")
+_FLUX = HeadsProblem(1, 512, 4096, 24, 128, "bfloat16", rotary="cos and sin")
 USUAL = (
     ("SD 3.5 medium 1024x1024", _SD35),
     (
@@ -309,7 +383,12 @@ USUAL = (
         replace(_SD35, words=0, normed=(True, True, False, False)),
     ),
     ("SD 3 medium 1024x1024", replace(_SD35, dtype="float16", normed=(False,) * 4)),
-    ("Flux 1024x1024", replace(_SD35, batch=1, words=512, head_dim=128)),
+    ("Flux 1024x1024", _FLUX),
+    (
+        "Flux 1024x1024, a single block",
+        replace(_FLUX, tokens=4608, words=0, normed=(True, True, False, False)),
+    ),
+    ("Flux 1024x1024 in ComfyUI and Forge", replace(_FLUX, rotary="matrices", own_rotary=True)),
 )
 """What attention of a diffusion transformer reads."""
 
@@ -321,6 +400,12 @@ ODD = (
     HeadsProblem(2, 3, 5, 1, 128),
     HeadsProblem(1, 3, 2, 2, 200),
     HeadsProblem(2, 1, 4, 1, 256, "bfloat16", (False,) * 4),
+    HeadsProblem(2, 5, 3, 3, 40, "bfloat16", rotary="cos and sin"),
+    HeadsProblem(1, 3, 0, 5, 128, "float16", (True, True, False, False), "cos and sin"),
+    HeadsProblem(3, 2, 5, 1, 24, "float16", (False, True, False, False), "cos and sin", True),
+    HeadsProblem(2, 5, 3, 3, 40, "float16", (True, True, True, False), "matrices", True),
+    HeadsProblem(1, 7, 2, 1, 128, "bfloat16", rotary="matrices"),
+    HeadsProblem(2, 3, 0, 2, 8, "bfloat16", (False,) * 4, "matrices", True),
     HeadsProblem(1, 4, 3, 2, 5, "float16"),
 )
 """Small shapes at which indexing errors show; of the last our kernel makes nothing."""

@@ -22,7 +22,7 @@ from lib_rocm_sd.ops.group_norm import whole as whole_norm
 from lib_rocm_sd.ops.group_norm.problem import ADDED, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm import kernel as layer_norm_kernel
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
-from lib_rocm_sd.ops.layer_norm.heads import HeadsProblem
+from lib_rocm_sd.ops.layer_norm.heads import ROTARIES, HeadsProblem
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
@@ -273,6 +273,13 @@ def heads(gfx: str) -> Iterator[Case]:
         problem = HeadsProblem(*sizes, dtype, normed)
         for layout in ("plain", "misaligned")[: 2 if sizes[4] in (40, 64) else 1]:
             yield Case(gfx, "rms norm of heads", problem, layout=layout)
+    for rotary in ROTARIES[1:]:
+        turned = HeadsProblem(2, 3, 2, 3, 40, "bfloat16", (True, True, False, True), rotary, True)
+        yield Case(gfx, "rms norm of heads", turned, layout="misaligned")
+        yield Case(gfx, "rms norm of heads", replace(turned, dtype="float16"))
+        single = replace(turned, words=0, head_dim=128, normed=own, own_rotary=False)
+        yield Case(gfx, "rms norm of heads", single, layout="apart")
+        yield Case(gfx, "rms norm of heads", replace(single, dtype="float16", normed=none))
 
 
 def linear(gfx: str) -> Iterator[Case]:

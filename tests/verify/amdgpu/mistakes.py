@@ -15,7 +15,7 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
-from lib_rocm_sd.ops.layer_norm.heads import HeadsProblem
+from lib_rocm_sd.ops.layer_norm.heads import ROTARIES, HeadsProblem
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
@@ -189,7 +189,11 @@ def _layer_norm(gfx: str) -> Iterator[Case]:
 
 
 def _heads(gfx: str) -> Iterator[Case]:
-    yield Case(gfx, "rms norm of heads", HeadsProblem(2, 2, 1, 3, 40))
+    some = HeadsProblem(2, 2, 1, 3, 40)
+    yield Case(gfx, "rms norm of heads", some)
+    for rotary in ROTARIES[1:]:
+        turned = replace(some, rotary=rotary, own_rotary=True, normed=(True, False, False, True))
+        yield Case(gfx, "rms norm of heads", turned, layout="apart")
 
 
 def _softmax(gfx: str) -> Iterator[Case]:
