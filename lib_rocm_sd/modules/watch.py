@@ -10,6 +10,7 @@ What decides that, and who notices a change of it:
 | modules, classes and functions that these name as globals | identity, before each call |
 | functions of `torch.nn.functional` that torch's layers call | identity, before each call |
 | hooks of a module, and hooks of all modules | whether there are any, before each call |
+| a list or dict of modules, which is never called: its children | identity, before each call |
 | plain attributes of a host's modules, settings of torch's layers | value, before each call |
 | a TorchFunctionMode or TorchDispatchMode of somebody's | whether there is one, before each call |
 | a parameter: which tensor, its address and dtype | address, before each call (unet/weights.py) |
@@ -46,6 +47,8 @@ _functions, _of_torch = itemgetter(*FUNCTIONS), vars(nn.functional)
 _Global = tuple[dict[str, Any], str]
 CONV_SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode")
 """What a convolution computes follows from, beside its weights."""
+LISTS = (nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
+"""What has children, or parameters, and is never called. PEFT's layers have six of these."""
 _hooks, _pre_hooks = itemgetter("_forward_hooks"), itemgetter("_forward_pre_hooks")
 
 
@@ -62,18 +65,19 @@ class Watch:
         watched: Iterable[tuple[dict[str, Any], str, Any]] = (),
         functions: Iterable[tuple[Any, str]] = (),
     ) -> None:
-        root, *others = self._modules = list(modules)
+        root, *others = self._modules = [each for each in modules if type(each) not in LISTS]
         self._types = list(map(type, self._modules))
         self._root = vars(root)
         self._root_size = len(self._root) - ("forward" in self._root)
         self._attributes = list(map(vars, others))
         self._sizes = list(map(len, self._attributes))
-        parents = [module for module in self._modules if module._modules]
-        self._children = [module._modules for module in parents]
+        self._children = [module._modules for module in modules if module._modules]
         self._members = [dict(children) for children in self._children]
         self._hooked = self._is_hooked()
         own = [(own, "forward") for own in self._attributes]
-        own += [(vars(module), "_forward") for module in parents if hasattr(module, "_forward")]
+        own += [
+            (vars(module), "_forward") for module in self._modules if hasattr(module, "_forward")
+        ]
         own += [(vars(m), "_conv_forward") for m in self._modules if isinstance(m, nn.Conv2d)]
         facts = [(own, key, own.get(key)) for own, key in own] + list(watched)
         once = {(id(own), key): (own, key, value) for own, key, value in facts}.values()

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -31,9 +33,8 @@ class Adapter:
     scales: Mapping[str, Any]
     magnitude: nn.Module | None = None
 
-    def parameters(self) -> list[torch.Tensor | None]:
-        modules = (self.down, self.up, self.magnitude)
-        return [each._parameters.get("weight") for each in modules if each is not None]
+    def modules(self) -> list[nn.Module]:
+        return [each for each in (self.down, self.up, self.magnitude) if each is not None]
 
 
 class Merged(nn.Module):
@@ -46,9 +47,11 @@ class Merged(nn.Module):
 
     def _stand_for(self, base: nn.Module, adapters: Sequence[Adapter]) -> None:
         self.base, self.adapters = (lambda: base), adapters  # in no dict of children
+        modules = (base, *(each for adapter in adapters for each in adapter.modules()))
+        self.read_in = [each._parameters for each in modules]
         self._copy: nn.Parameter | None = None
-        self._factors: tuple[Any, ...] = ()
         self._kept: list[torch.Tensor] = []
+        self.forget()
         self._parameters.update({key: base._parameters.get(key) for key in ("weight", "bias")})
 
     def missing_bytes(self) -> int:
@@ -61,15 +64,27 @@ class Merged(nn.Module):
         copy = self._copy
         return 0 if copy is None else copy.numel() * copy.element_size()
 
+    def forget(self) -> None:
+        """The copy is to be made anew."""
+        self.facts: list[Any] = []
+        self.scales: list[Any] = []
+
     def is_stale(self) -> bool:
-        """Whether a factor, or where it lies, is another than when the copy was made."""
-        self._parameters["bias"] = self.base()._parameters.get("bias")
-        return self._copy is None or self._factors != self._facts()
+        """Whether a factor, or where it lies, is another than when the copy was made. Scales count
+        with six digits: diffusers multiplies and divides them in each call, which may leave another
+        last bit.
+        """
+        self._parameters["bias"] = self.read_in[0].get("bias")
+        scales = _scales_of((self,))
+        if self.facts != _facts_of((self,)) or _rounded(self.scales) != _rounded(scales):
+            return True
+        self.scales = scales
+        return False
 
     def obstacle(self) -> str:
         """Why the copy cannot be made of the factors as they are now."""
         weight, *factors = self._tensors()
-        if any(each is None for each in (weight, *factors, *self._scales())):
+        if any(each is None for each in (weight, *factors, *_scales_of((self,)))):
             return "an adapter was taken away"
         if any(version_of(each) is None for each in (weight, *factors)):
             return "weights of an adapter or its layer were made in inference mode"
@@ -80,7 +95,7 @@ class Merged(nn.Module):
     def renew(self) -> None:
         """Make the copy of the factors as they are now."""
         weight: Any = self.base()._parameters["weight"]
-        facts = self._facts()
+        facts, scales = _facts_of((self,)), _scales_of((self,))
         with torch.inference_mode(False), torch.no_grad():
             values = _merged(weight.detach(), self.adapters).to(weight.dtype).view(weight.shape)
             if self._copy is not None and self._fits(weight):
@@ -92,11 +107,12 @@ class Merged(nn.Module):
                 self._copy = nn.Parameter(values.contiguous(memory_format=lie), False)
                 self._parameters["weight"] = self._copy
             self._kept = [each.detach().clone() for each in self._tensors()[1:]]
-        self._factors = facts
+        self.facts, self.scales = facts, scales
 
     def drop(self) -> None:
         """Free the copy: the weight is that of `base` again."""
-        self._copy, self._factors, self._kept = None, (), []
+        self._copy, self._kept = None, []
+        self.forget()
         self._parameters["weight"] = self.base()._parameters["weight"]
 
     def _fits(self, weight: torch.Tensor) -> bool:
@@ -107,21 +123,7 @@ class Merged(nn.Module):
         )
 
     def _tensors(self) -> list[Any]:
-        factors = (each for adapter in self.adapters for each in adapter.parameters())
-        return [self.base()._parameters["weight"], *factors]
-
-    def _scales(self) -> list[Any]:
-        return [adapter.scales.get(adapter.name) for adapter in self.adapters]
-
-    def _facts(self) -> tuple[Any, ...]:
-        """Scales with six digits: diffusers multiplies and divides them in each call, which may
-        leave another last bit.
-        """
-        found: list[Any] = [scale and f"{scale:.6g}" for scale in self._scales()]
-        for each in self._tensors():
-            found += (None,) if each is None else (id(each), version_of(each), each.data_ptr())
-            found.append(None if each is None else each.dtype)
-        return tuple(found)
+        return [each.get("weight") for each in self.read_in]
 
 
 class MergedLinear(Merged, nn.Linear):
@@ -140,22 +142,59 @@ class MergedConv2d(Merged, nn.Conv2d):
         self._stand_for(base, adapters)
 
 
-def look(layers: Iterable[Merged]) -> None:
+def look(layers: Sequence[Merged]) -> None:
     """Have copies made anew whose adapters have other values, also where torch does not count the
     write: PEFT's hot swap writes through `.data`. Waits for the device once.
     """
-    copied = [each for each in layers if not each.is_stale()]
+    stale = {*stale_among(layers)}
+    copied = [each for each in layers if each not in stale]
     now = [factor.detach() for each in copied for factor in each._tensors()[1:]]
     if not now:
         return
     with torch.inference_mode(False), torch.no_grad():
         apart = torch._foreach_sub(now, [kept for each in copied for kept in each._kept])
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(apart)]).tolist()
+        norms = torch.stack(torch._foreach_norm(apart)).tolist()
     for each in copied:
         count = len(each._kept)
         if any(norm != 0 for norm in norms[:count]):  # also where one is no number
-            each._factors = ()
+            each.forget()
         norms = norms[count:]
+
+
+_read_in, _facts, _scales = map(attrgetter, ("read_in", "facts", "scales"))
+_version, _address, _dtype = attrgetter("_version"), torch.Tensor.data_ptr, attrgetter("dtype")
+
+
+def stale_among(layers: Sequence[Merged]) -> list[Merged]:
+    """Those that are stale. No line of Python runs for each factor, since this is asked before each
+    call of each block.
+    """
+    same = (
+        _facts_of(layers) == list(chain.from_iterable(map(_facts, layers)))
+        and _scales_of(layers) == list(chain.from_iterable(map(_scales, layers)))
+        and all(each.read_in[0].get("bias") is each._parameters.get("bias") for each in layers)
+    )
+    return [] if same else [each for each in layers if each.is_stale()]
+
+
+def _facts_of(layers: Iterable[Merged]) -> list[Any]:
+    """Of each weight that is read which tensor it is, its version, address and dtype."""
+    read_in = chain.from_iterable(map(_read_in, layers))
+    own = list(map(dict.get, read_in, repeat("weight")))
+    each_of: Any = (id, _version, _address, _dtype)
+    try:
+        return list(zip(*(map(of, own) for of in each_of), strict=True))
+    except (AttributeError, RuntimeError):  # one is gone, or counts no changes
+        each_of = (id, version_of, _address, _dtype)
+        return [each is not None and tuple(of(each) for of in each_of) for each in own]
+
+
+def _scales_of(layers: Iterable[Merged]) -> list[Any]:
+    return [each.scales.get(each.name) for layer in layers for each in layer.adapters]
+
+
+def _rounded(scales: Sequence[Any]) -> list[Any]:
+    return [scale and f"{scale:.6g}" for scale in scales]
 
 
 def merged_among(leaves: Iterable[nn.Module]) -> tuple[Merged, ...]:
@@ -172,9 +211,8 @@ def _merged(weight: torch.Tensor, adapters: Sequence[Adapter]) -> torch.Tensor:
     own = weight.float().flatten(1)
     made = own
     for adapter in adapters:
-        tensors: list[Any] = [
-            each.detach().float() for each in adapter.parameters() if each is not None
-        ]
+        read: list[Any] = [each._parameters["weight"] for each in adapter.modules()]
+        tensors = [each.detach().float() for each in read]
         down, up = (each.flatten(1) for each in tensors[:2])
         scale = float(adapter.scales[adapter.name])
         made = torch.addmm(made, up, down, alpha=scale)

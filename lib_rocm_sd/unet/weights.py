@@ -36,14 +36,14 @@ from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.linear.torch import as_one
 from lib_rocm_sd.policy import AUTO, MEMORY
-from lib_rocm_sd.unet.merged import Merged, hosts_weight, look
+from lib_rocm_sd.unet.merged import Merged, hosts_weight, look, stale_among
 
 _Fact = tuple[Any, ...]
 _COPIES = "copies of the weights with their adapters"
 PLAIN = (torch.Tensor, nn.Parameter)
 PAUSE_S, LOOK_STEPS = 0.003, 8
 """A sampler takes less from step to step, and whoever changes all adapters of a UNet takes longer.
-A look waits for the device, and takes 5 ms for SD 1.5's 192 layers.
+A look waits for the device.
 """
 HELD = "its weights are also held elsewhere, as by a state_dict that is kept"
 
@@ -144,7 +144,7 @@ class UnetWeights:
         self._made: dict[tuple[nn.Module, bool], LiveWeights] = {}
         self._asked: set[tuple[nn.Module, bool]] = set()
         self._merged: WeakSet[Merged] = WeakSet()
-        self._met: WeakSet[Merged] = WeakSet()
+        self._met: set[int] = set()
         self._merged_s, self._steps = 0.0, 0
 
     def of(
@@ -180,14 +180,17 @@ class UnetWeights:
         """
         now_s, before_s = perf_counter(), self._merged_s
         self._merged_s = now_s
-        if layers and layers[0] in self._met and not is_recording(hosts_weight(layers[0]).device):
+        if not layers:
+            return ""
+        first = id(layers[0])
+        if first in self._met and not is_recording(hosts_weight(layers[0]).device):
             self._met.clear()  # in another step
             self._steps += 1
             if now_s - before_s > PAUSE_S or not self._steps % LOOK_STEPS:
-                look(self._merged)
+                look(list(self._merged))
         if of_block:
-            self._met.update(layers[:1])
-        stale = [each for each in layers if each.is_stale()]
+            self._met.add(first)
+        stale = stale_among(layers)
         if not stale:
             return ""
         device = stale[0].base()._parameters["weight"].device  # type: ignore[union-attr]

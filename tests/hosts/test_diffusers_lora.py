@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet import weights
-from lib_rocm_sd.unet.merged import Merged
+from lib_rocm_sd.unet.merged import Merged, stale_among
+from tests.calls import calls_of
+from tests.graph_tape import recording_cpu
 from tests.unet import unet_models as models
 from tests.vae.vae_models import needs_half
 
@@ -275,6 +278,44 @@ def test_values_are_looked_at_after_a_pause_and_now_and_then(
             for _ in range(weights.LOOK_STEPS):
                 models.step(unet, inputs)
             assert looks == [len(copies(unet, patch))] * expected
+
+
+def test_what_a_step_looks_at_of_adapters_is_a_fifth_of_it(
+    inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a recorded step, in which Python does little else."""
+    recording_cpu(monkeypatch)
+    monkeypatch.setattr(weights, "PAUSE_S", math.inf)
+    counts = []
+    for unet in (models.diffusers_unet("SD 1.5").to(BF16), adapted()):
+        with host.patched(Pipeline(unet), unet=True):
+            for _ in range(weights.LOOK_STEPS + 1):
+                models.step(unet, inputs)
+            step = partial(models.step, unet, inputs)
+            counts.append(min(calls_of(step) for _ in range(3)))
+    plain, with_adapters = counts
+    assert plain < with_adapters < 1.2 * plain
+
+
+@torch.no_grad()
+def test_only_layers_that_changed_are_made_anew_and_another_bias_is_read() -> None:
+    layers = injected(BF16, {"rank": 4})
+    leaves = [read(layers, name)[0] for name in ("linear", "small", "large")]
+    assert stale_among(leaves) == leaves
+    for leaf in leaves:
+        leaf.renew()
+    assert stale_among(leaves) == []
+    linear, small, large = (getattr(layers, name) for name in ("linear", "small", "large"))
+    linear.base_layer.bias = nn.Parameter(linear.base_layer.bias + 1, False)
+    assert stale_among(leaves) == [] and leaves[0].bias is linear.base_layer.bias
+    small.scaling["0"] *= 1 + 2**-40
+    assert stale_among(leaves) == []
+    small.scaling["0"] *= 2
+    large.lora_A["0"].weight.add_(1)
+    assert stale_among(leaves) == leaves[1:]
+    linear.lora_B["0"].weight = None
+    assert stale_among(leaves) == leaves
+    assert leaves[0].obstacle() == "an adapter was taken away"
 
 
 @pytest.fixture

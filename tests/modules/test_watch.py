@@ -29,6 +29,7 @@ class Whole(nn.Module):
         self.part = nn.Sequential(Part(), nn.Linear(2, 2), nn.Conv2d(2, 2, 1), nn.SiLU())
         # As somebody leaves it who has put back what was there before.
         self.part[0].forward = self.part[0].forward
+        self.more = nn.ModuleDict({"one": Part()})
         self.mode = "plain"
 
     def forward(self, x: Any) -> Any:
@@ -57,6 +58,9 @@ CHANGES: dict[str, Callable[[Whole], object]] = {
     "a hook on an activation": lambda m: m.part[3].register_forward_hook(_anything),
     "hooks in another dict": lambda m: setattr(m.part[1], "_forward_hooks", {1: _anything}),
     "another attribute": lambda m: setattr(m.part[1], "lora_layer", 1),
+    "another child of a dict of modules": lambda m: m.more.update({"one": Part()}),
+    "one child more of a dict of modules": lambda m: m.more.update({"two": Part()}),
+    "a hook beneath a dict of modules": lambda m: m.more["one"].register_forward_hook(_anything),
 }
 UNMINDED: dict[str, Callable[[Whole], object]] = {
     "nothing": lambda m: None,
@@ -65,6 +69,7 @@ UNMINDED: dict[str, Callable[[Whole], object]] = {
     "a weight's values": lambda m: m.get_parameter("part.1.weight").data.add_(1),
     "a weight's dtype": lambda m: m.to(torch.float16),
     "the same value": lambda m: setattr(m, "mode", "plain"),
+    "a hook on what is never called": lambda m: m.more.register_forward_hook(_anything),
 }
 
 
