@@ -31,6 +31,7 @@ LAYERS = (
     ("torch_ops",),
     ("modules",),
     ("vae", "unet", "dit"),
+    ("upscaler",),
     ("hosts.read",),
     ("shipped", "first_trials", "present"),
     ("cards",),

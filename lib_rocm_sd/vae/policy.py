@@ -7,10 +7,12 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -18,7 +20,7 @@ from lib_rocm_sd import policy as levels
 from lib_rocm_sd.vae.forecast import Chosen
 from lib_rocm_sd.vae.plan import BandPlan, BandPlanner, thrifty
 from lib_rocm_sd.vae.steps import Recipe
-from lib_rocm_sd.vae.trace import Chain, chain
+from lib_rocm_sd.vae.trace import chain
 
 FREE_SHARE = 0.9
 """Share of free memory that Performance may plan with; the rest is for what it cannot foresee."""
@@ -73,22 +75,35 @@ def wish(level: str, mode: str, budget_bytes: object) -> Wish:
     return Wish(level, mode, checked_budget(budget_bytes))
 
 
-class Plans:
-    """The plans of one recipe, by input size, wish and memory; made once.
+class Planner(Protocol):
+    """Plans for one input: the whole frame, the cheapest within budgets, the one of least peak."""
 
-    `chosen` says how a convolution will be run.
-    """
+    @property
+    def chain(self) -> Any: ...
+    def whole(self) -> BandPlan: ...
+    def cheapest(
+        self, budget_bytes: int, host_bytes: int, most_cost: float = ...
+    ) -> BandPlan | None: ...
+    def smallest(self, host_bytes: int) -> BandPlan: ...
 
-    def __init__(self, recipe: Recipe, dtype: torch.dtype, chosen: Chosen) -> None:
-        self._recipe = recipe
-        self._dtype = dtype
-        self._chosen = chosen
-        self._plans: OrderedDict[object, tuple[BandPlan, Chain]] = OrderedDict()
-        self._planners: OrderedDict[object, BandPlanner] = OrderedDict()
+
+P = TypeVar("P", bound=Planner)
+
+
+class SizedPlans(ABC, Generic[P]):
+    """Plans by input size, wish and memory; made once."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[object, tuple[BandPlan, Any]] = OrderedDict()
+        self._planners: OrderedDict[object, P] = OrderedDict()
+
+    @abstractmethod
+    def _new_planner(self, size: tuple[int, int, int]) -> P:
+        """The planner for inputs (batch, height, width)."""
 
     def plan(
         self, size: tuple[int, int, int], wish: Wish, free_bytes: int, host_bytes: int
-    ) -> tuple[BandPlan, Chain]:
+    ) -> tuple[BandPlan, Any]:
         """The plan for an input (batch, height, width), and the chain that it is for.
 
         A batch goes at once only where its whole frames fit, else the chain is of one image; the
@@ -104,7 +119,7 @@ class Plans:
 
     def _new(
         self, size: tuple[int, int, int], wish: Wish, free_bytes: int, host_bytes: int
-    ) -> tuple[BandPlan, Chain]:
+    ) -> tuple[BandPlan, Any]:
         batch, height, width = size
         limit = limit_bytes(wish, free_bytes)
         if batch > 1 and limit is not None and wish.mode != "banded":
@@ -118,14 +133,26 @@ class Plans:
         plan = choose(single, limit, free_bytes, host_bytes, wish.mode)
         return replace(plan, peak_bytes=plan.peak_bytes + others), single.chain
 
-    def planner(self, size: tuple[int, int, int]) -> BandPlanner:
+    def planner(self, size: tuple[int, int, int]) -> P:
         """The planner for inputs (batch, height, width)."""
         if size not in self._planners:
-            made = chain(self._recipe, *size, self._dtype)
-            self._planners[size] = thrifty(made, self._chosen)
+            self._planners[size] = self._new_planner(size)
             while len(self._planners) > PLANNERS_KEPT:
                 self._planners.popitem(last=False)
         return self._planners[size]
+
+
+class Plans(SizedPlans[BandPlanner]):
+    """The plans of one recipe. `chosen` says how a convolution will be run."""
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype, chosen: Chosen) -> None:
+        super().__init__()
+        self._recipe = recipe
+        self._dtype = dtype
+        self._chosen = chosen
+
+    def _new_planner(self, size: tuple[int, int, int]) -> BandPlanner:
+        return thrifty(chain(self._recipe, *size, self._dtype), self._chosen)
 
 
 def limit_bytes(wish: Wish, free_bytes: int) -> int | None:
@@ -138,7 +165,7 @@ def limit_bytes(wish: Wish, free_bytes: int) -> int | None:
 
 
 def choose(
-    planner: BandPlanner,
+    planner: Planner,
     limit_bytes: int | None,
     free_bytes: int,
     host_bytes: int,
@@ -163,7 +190,7 @@ def choose(
     return plan
 
 
-def _frugal(planner: BandPlanner, free_bytes: int, host_bytes: int) -> BandPlan:
+def _frugal(planner: Planner, free_bytes: int, host_bytes: int) -> BandPlan:
     """The smallest budget, doubled from SMALLEST_BYTES on, whose plan is not much slower."""
     whole = planner.whole()
     budget = SMALLEST_BYTES

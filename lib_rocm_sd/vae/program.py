@@ -1,11 +1,16 @@
-"""A host's Decoder or Encoder as our own program: read once, run whole or in exact bands."""
+"""A host's Decoder or Encoder as our own program: read once, run whole or in exact bands.
+
+`BandedProgram` is what this and an upscaler's program have in common.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -17,10 +22,11 @@ from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.modules.watch import Structure
+from lib_rocm_sd.ops.base import Work
 from lib_rocm_sd.vae import policy
 from lib_rocm_sd.vae.bands import Interrupted, Overflow, Run, nothing, run_plan
 from lib_rocm_sd.vae.plan import BandPlan
-from lib_rocm_sd.vae.policy import Plans, Shortage, Wish, halved
+from lib_rocm_sd.vae.policy import Plans, Shortage, SizedPlans, Wish, halved
 from lib_rocm_sd.vae.readiness import Readiness, Told, of_plan, of_whole
 from lib_rocm_sd.vae.steps import Recipe, read
 from lib_rocm_sd.vae.trace import Chain, chain
@@ -59,23 +65,44 @@ class _ChangedError(Exception):
     """The module is not what was run."""
 
 
-class Program:
-    """Runs `module` (a Decoder or Encoder, see hosts/read/vae.py) without calling it.
+class Reading(Protocol):
+    """What was read of a module. `role`: what people call it. `layout()`: equal for what does the
+    same with the same modules. `leaves`: the modules whose parameters it uses.
+    """
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def reasons(self) -> tuple[str, ...]: ...
+    @property
+    def leaves(self) -> Sequence[nn.Module]: ...
+    @property
+    def in_channels(self) -> int: ...
+    def layout(self) -> list[Any]: ...
+
+
+R = TypeVar("R", bound=Reading)
+L = TypeVar("L")
+"""What a plan is for: a recipe at one size."""
+
+
+class BandedProgram(ABC, Generic[R, L]):
+    """Runs `module` without calling it.
 
     Nothing of the module is changed. It is looked at before each run, and again while the device
     works; what has changed is read, and run, again. Not thread-safe.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, unread: R) -> None:
         self._module = module
-        self._recipe = Recipe("decoder", ())
+        self._recipe = unread
         self._signature: Signature | None = None
         self._structure: Structure
-        self._ready: tuple[Ready, ...] = ()
+        self._ready: Any = ()
         self._scale = 0
         self._hopeless = False
         self._readiness: dict[object, Readiness] = {}
-        self._plans: dict[object, Plans] = {}
+        self._plans: dict[object, SizedPlans[Any]] = {}
         self._kinds: dict[object, None] = {}
         """Kinds of plans for which all was made ready."""
         self._short: dict[object, Shortage] = {}
@@ -84,9 +111,41 @@ class Program:
         """How the last image was made, and the memory that this was predicted to take."""
         self.refresh()
 
+    @abstractmethod
+    def _read(self) -> R:
+        """What the module does now."""
+
+    @property
+    @abstractmethod
+    def _part(self) -> str:
+        """The model's part in the report, where the caller's session names none."""
+
+    @property
+    @abstractmethod
+    def _last_scale(self) -> int:
+        """The number of the smallest scale, from 0 on."""
+
+    @abstractmethod
+    def _prepared(self) -> Any:
+        """The weights as steps read them, at the scale of now; false where there is nothing."""
+
+    @abstractmethod
+    def _new_plans(
+        self, size: tuple[int, int, int], dtype: torch.dtype, readiness: Readiness, told: Told
+    ) -> SizedPlans[Any]:
+        """Plans, once all is ready that inputs of any size launch; this is the first."""
+
+    @abstractmethod
+    def _work_of(self, links: L, plan: BandPlan) -> Work:
+        """All that a plan asks of the engine."""
+
+    @abstractmethod
+    def _run(self, request: Request, plan: BandPlan, links: L, strict: bool) -> torch.Tensor:
+        """The result by a plan. `strict`: raise Overflow where values did not fit."""
+
     @property
     def module(self) -> nn.Module:
-        """The Decoder or Encoder."""
+        """What is run."""
         return self._module
 
     @property
@@ -94,15 +153,10 @@ class Program:
         """Why the module cannot be run, as of the last look; empty if it can."""
         return self._recipe.reasons
 
-    @property
-    def scales(self) -> Scales:
-        """What the images between the steps are multiplied by; found by running."""
-        return SCALES[self._scale]
-
     def refresh(self) -> tuple[str, ...]:
         """Look at the module; forget what was made of it where it has changed. Gives `reasons`."""
         self._structure = Structure(self._module)
-        recipe = read(self._module)
+        recipe = self._read()
         if self._outdated(recipe) or not self._same_weights(known=True):
             self._recipe = recipe
             self._signature = Signature(recipe.leaves)
@@ -114,7 +168,7 @@ class Program:
             self.release()
         return self.reasons
 
-    def _outdated(self, recipe: Recipe) -> bool:
+    def _outdated(self, recipe: R) -> bool:
         """True if the module as read now is not what was read last."""
         return recipe.reasons != self.reasons or recipe.layout() != self._recipe.layout()
 
@@ -125,7 +179,7 @@ class Program:
         """True if the module is not what was run."""
         if not self._structure.same():
             self._structure = Structure(self._module)
-            if self._outdated(read(self._module)):
+            if self._outdated(self._read()):
                 return True
         return not self._same_weights(known=True)
 
@@ -151,7 +205,8 @@ class Program:
         progress: Callable[[int, int], None] = nothing,
         interrupt: Callable[[], bool] = bool,
     ) -> torch.Tensor:
-        """What the module gives for `image` (N, C, H, W): (N, C', H', W') in the weights' dtype.
+        """What the module gives for `image` (N, C, H, W): (N, C', H', W'), in the dtype that
+        `_run` gives.
 
         `mode`: one of policy.MODES. `budget_bytes`: device memory to keep to beside the weights,
         None: by the session's level; "whole" keeps to none. `progress(done, total)` and
@@ -206,12 +261,13 @@ class Program:
             raise UnknownModuleError(self.reasons)
 
     @property
-    def _part(self) -> str:
-        return PARTS[self._recipe.role]
-
-    @property
     def _weight(self) -> torch.Tensor:
         return next(self._module.parameters())
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """In which images are computed."""
+        return self._weight.dtype
 
     def _check(self, image: torch.Tensor) -> None:
         channels = self._recipe.in_channels
@@ -224,7 +280,7 @@ class Program:
     def _scaled(self, request: Request) -> torch.Tensor:
         """Run, and where fp16 overflows run again with smaller values between the steps."""
         role = self._recipe.role
-        fallible = self._weight.dtype == torch.float16
+        fallible = self._dtype == torch.float16
         while fallible and not self._hopeless:
             try:
                 output: torch.Tensor | None = self._within(request, strict=True)
@@ -237,7 +293,7 @@ class Program:
                 return self._within(request, strict=False) if output is None else output
             del output
             self.release()
-            if self._scale == len(SCALES) - 1 or not all_finite(self._recipe.leaves):
+            if self._scale == self._last_scale or not all_finite(self._recipe.leaves):
                 request.session.report.event(f"the {role} gives NaN or infinity at any scale")
                 self._scale, self._hopeless = 0, True
             else:
@@ -250,8 +306,8 @@ class Program:
     def _within(self, request: Request, strict: bool) -> torch.Tensor:
         """Run the plan; where memory is short after all, plan with half, until that is no less."""
         if not self._ready:
-            self._ready = prepare(self._recipe, self.scales)
-        image, dtype, session = request.image, self._weight.dtype, request.session
+            self._ready = self._prepared()
+        image, dtype, session = request.image, self._dtype, request.session
         size = (max(image.shape[0], 1), *image.shape[2:])
         key = (size, request.wish, session.headroom_bytes)
         short = self._short.get(key)
@@ -295,7 +351,7 @@ class Program:
         session: Session,
         told: Told,
         thoroughly: bool = False,
-    ) -> tuple[BandPlan, Chain]:
+    ) -> tuple[BandPlan, L]:
         """The plan for an input (batch, height, width), all that it launches made ready.
 
         Of two sizes in one kind of plan the second needs next to nothing, which is looked for only
@@ -310,20 +366,64 @@ class Program:
             self._remark(dtype, device, session)
         readiness = self._readiness[where]
         if where not in self._plans:
-            readiness.get_ready(of_whole(chain(self._recipe, *size, dtype)), told)
-            readiness.get_ready_for_other_sizes(self._recipe, dtype, told)
-            self._plans[where] = Plans(self._recipe, dtype, readiness.chosen)
+            self._plans[where] = self._new_plans(size, dtype, readiness, told)
         host = 0 if device.type == "cpu" else policy.host_available_bytes()
         plan, links = self._plans[where].plan(
             size, wish, free_bytes(device, session.headroom_bytes), host
         )
-        kind = (where, plan.legs, links.in_place, size if thoroughly else None)
+        kind = (where, plan.legs, self._told_apart(links), size if thoroughly else None)
         if kind not in self._kinds:
-            readiness.get_ready(of_plan(links, plan), told)
+            readiness.get_ready(self._work_of(links, plan), told)
             self._kinds[kind] = None
             while len(self._kinds) > KINDS_KNOWN:
                 del self._kinds[next(iter(self._kinds))]
         return plan, links
+
+    def _told_apart(self, links: L) -> object:
+        """What else of `links` decides what is launched."""
+        return None
+
+    def _remark(self, dtype: torch.dtype, device: torch.device, session: Session) -> None:
+        """Says, once, what costs the user something."""
+
+
+class Program(BandedProgram[Recipe, Chain]):
+    """Runs a Decoder or Encoder, see hosts/read/vae.py, in the weights' dtype."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, Recipe("decoder", ()))
+
+    @property
+    def scales(self) -> Scales:
+        """What the images between the steps are multiplied by; found by running."""
+        return SCALES[self._scale]
+
+    @property
+    def _part(self) -> str:
+        return PARTS[self._recipe.role]
+
+    @property
+    def _last_scale(self) -> int:
+        return len(SCALES) - 1
+
+    def _read(self) -> Recipe:
+        return read(self._module)
+
+    def _prepared(self) -> tuple[Ready, ...]:
+        return prepare(self._recipe, self.scales)
+
+    def _new_plans(
+        self, size: tuple[int, int, int], dtype: torch.dtype, readiness: Readiness, told: Told
+    ) -> Plans:
+        readiness.get_ready(of_whole(chain(self._recipe, *size, dtype)), told)
+        readiness.get_ready_for_other_sizes(self._recipe, dtype, told)
+        return Plans(self._recipe, dtype, readiness.chosen)
+
+    def _work_of(self, links: Chain, plan: BandPlan) -> Work:
+        return of_plan(links, plan)
+
+    def _told_apart(self, links: Chain) -> object:
+        return links.in_place
 
     def _remark(self, dtype: torch.dtype, device: torch.device, session: Session) -> None:
         info = devices.identify(device)

@@ -1,11 +1,14 @@
-"""Reads the modules of hosts, whose classes it alone knows: a UNet's blocks, a VAE's coders.
+"""Reads the modules of hosts, whose classes it alone knows: a UNet's blocks, a VAE's coders, an
+upscaler.
 
-Import it where either is run by our programs.
+Import it where any is run by our programs.
 """
 
-from lib_rocm_sd.hosts.read import unet, vae
+from lib_rocm_sd.hosts.read import unet, upscaler, vae
 from lib_rocm_sd.unet import kinds
+from lib_rocm_sd.upscaler import steps as upscalers
 from lib_rocm_sd.vae import steps
 
 kinds.register(unet.blocks_of)
 steps.register(vae.read)
+upscalers.register(upscaler.read)

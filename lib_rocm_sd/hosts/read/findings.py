@@ -103,12 +103,12 @@ class Findings:
         """Those of classes that are no modules, each an owner and a name."""
         self.partly: list[str] = []
         """Why modules within are called as they are, where the rest could be read."""
-        self._family = family
+        self.family = family
         self._hosts_own = frozenset(hosts_own)
 
     def part(self) -> Findings:
         """Empty ones of the same family, for a module within."""
-        return Findings(self._family, self._hosts_own)
+        return Findings(self.family, self._hosts_own)
 
     def add(self, reason: str) -> None:
         if reason not in self.reasons:
@@ -123,8 +123,10 @@ class Findings:
         *,
         own_forward: bool = True,
         root: bool = False,
+        own: Iterable[str] = (),
     ) -> bool:
-        """True if `module` is of one of `classes`; notes children other than `children`.
+        """True if `module` is of one of `classes`; notes children other than `children`, parameters
+        and buffers other than its `own`.
 
         `own_forward` False: the class's forward may come from elsewhere, as optimizers of attention
         set it. `root`: forward hooks are the caller's business.
@@ -133,15 +135,15 @@ class Findings:
             self.add(f"{name} is missing")
             return False
         cls = type(module)
-        at_home = f"{cls.__module__}.".startswith(f"{self._family}.") or cls is nn.Module
+        at_home = f"{cls.__module__}.".startswith(f"{self.family}.") or cls is nn.Module
         if cls.__name__ not in set(classes) or not at_home:
             self.add(f"{name} is a {cls.__name__} of {cls.__module__}")
             return False
-        own = {key for key, child in module._modules.items() if child is not None}
-        for key in sorted(own - set(children)):
+        below = {key for key, child in module._modules.items() if child is not None}
+        for key in sorted(below - set(children)):
             self.add(f"{name} has a {key}")
-        parameters = module._parameters | module._buffers
-        for key in sorted(key for key, value in parameters.items() if value is not None):
+        tensors = module._parameters | module._buffers
+        for key in sorted({key for key in tensors if tensors[key] is not None} - set(own)):
             self.add(f"{name} has a parameter {key} of its own")
         self.untouched(module, name, root=root)
         attributes, named = vars(module), names_of(cls)

@@ -1,0 +1,223 @@
+"""Makes images of a network from stored ones: whole, or in bands of rows that come to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.functional import conv, linear
+from lib_rocm_sd.ops.conv.problem import Band
+from lib_rocm_sd.upscaler.plan import last_uses
+from lib_rocm_sd.upscaler.steps import ConvStep, EnlargeStep, GateStep
+from lib_rocm_sd.upscaler.trace import Action, Buffer, Chain
+from lib_rocm_sd.upscaler.weights import ReadyConv
+from lib_rocm_sd.vae.bands import Interrupted, Sink, nothing
+from lib_rocm_sd.vae.plan import BandPlan, Leg
+from lib_rocm_sd.vae.steps import Rows, rows_above
+from lib_rocm_sd.vae.store import DeviceRows, HostRows, Source
+from lib_rocm_sd.vae.trace import bands
+
+
+@dataclass(eq=False)
+class Run:
+    """One picture, or, whole, one batch, on its way. `overflow` (1) int32: whether a value did not
+    fit. `ticks`: the images after which the caller is told.
+    """
+
+    chain: Chain
+    ready: Mapping[int, ReadyConv]
+    device: torch.device
+    overflow: torch.Tensor
+    ticks: frozenset[int]
+    progress: Callable[[int, int], None] = nothing
+    interrupt: Callable[[], bool] = bool
+    session: Session = DEFAULT
+    total: int = 1
+    done: int = 0
+    _before: torch.cuda.Event | None = field(default=None, init=False)
+
+    def tick(self) -> None:
+        """One band is on its way and the one before it is done, for which this waits: what is said
+        is true, and an interruption is heard. Raises Interrupted if the caller wants no more.
+        """
+        self.done += 1
+        if self.device.type == "cuda":
+            if self._before is not None:
+                self._before.synchronize()
+            self._before = torch.cuda.current_stream(self.device).record_event()
+        self.progress(self.done, max(self.total, self.done))
+        if self.interrupt():
+            raise Interrupted("interrupted between two bands")
+
+
+class _Values:
+    """Rows of images that are there, alone or side by side in a buffer."""
+
+    def __init__(self, chain: Chain, device: torch.device, buffers: tuple[Buffer, ...]) -> None:
+        self._chain, self._device = chain, device
+        self._buffers = {image: buffer for buffer in buffers for image in buffer.places}
+        self._memory: dict[int, torch.Tensor] = {}
+        """Of buffers, by any of their images."""
+        self._rows: dict[int, tuple[Rows, torch.Tensor]] = {}
+
+    def place(self, image: int, rows: Rows) -> torch.Tensor | None:
+        """Where some rows of an image lie beside others; None where they lie alone."""
+        buffer = self._buffers.get(image)
+        if buffer is None:
+            return None
+        if image not in self._memory:
+            chain, (first, last) = self._chain, buffer.rows
+            columns = chain.width * chain.network.growth[image]
+            shape = (chain.batch, last - first, columns, buffer.channels)
+            memory = torch.empty(shape, dtype=chain.dtype, device=self._device)
+            self._memory |= dict.fromkeys(buffer.places, memory)
+        start, above = buffer.places[image], buffer.rows[0]
+        part = self._memory[image][:, rows[0] - above : rows[1] - above]
+        return part[..., start : start + self._chain.channels(image)]
+
+    def put(self, image: int, rows: Rows, values: torch.Tensor) -> None:
+        """`values` (N, rows, W, C) are these rows of the image."""
+        self._rows[image] = (rows, values)
+
+    def get(self, image: int, rows: Rows) -> torch.Tensor:
+        """(N, rows, W, C), maybe a view."""
+        (first, last), values = self._rows[image]
+        return values if (first, last) == rows else values[:, rows[0] - first : rows[1] - first]
+
+    def together(self, images: tuple[int, ...], rows: Rows) -> torch.Tensor:
+        """Images that lie side by side, (N, rows, W, all their channels)."""
+        if len(images) == 1:
+            return self.get(images[0], rows)
+        above = self._buffers[images[0]].rows[0]
+        channels = sum(map(self._chain.channels, images))
+        memory = self._memory[images[0]]
+        return memory[:, rows[0] - above : rows[1] - above, :, :channels]
+
+    def drop(self, image: int) -> None:
+        """An image that is not read again."""
+        del self._rows[image]
+        buffer = self._buffers.get(image)
+        if buffer is not None and not any(other in self._rows for other in buffer.places):
+            for other in buffer.places:
+                self._memory.pop(other, None)
+
+
+def make(run: Run, image: int, rows: Rows, stored: Mapping[int, Source]) -> torch.Tensor:
+    """Rows of an image (N, rows, W, C) from those that are `stored`."""
+    trace = run.chain.trace(image, rows, frozenset(stored))
+    values = _Values(run.chain, run.device, trace.buffers)
+    for action in trace.actions:
+        if action.source is None:
+            read = stored[action.image].read(action.rows)
+            place = values.place(action.image, action.rows)
+            values.put(action.image, action.rows, read if place is None else place.copy_(read))
+        else:
+            values.put(action.image, action.made, _compute(run, action, values))
+        for used in action.drop:
+            values.drop(used)
+        if action.source is not None and action.image in run.ticks:
+            run.tick()
+    return values.get(image, rows)
+
+
+def _compute(run: Run, action: Action, values: _Values) -> torch.Tensor:
+    step, rows = run.chain.network.steps[action.image - 1], action.made
+    assert action.source is not None
+    if isinstance(step, ConvStep):
+        x = values.together(step.reads, action.source)
+        residuals = [values.get(residual.image, rows) for residual in step.residuals]
+        out = values.place(action.image, rows)
+        return _convolve(run, run.ready[action.image], action, x, residuals, out)
+    if isinstance(step, GateStep):
+        value, image = values.get(step.value, rows), values.get(step.image, rows)
+        y = (value + image).mul_(torch.sigmoid(value).sub_(0.5))
+    else:
+        assert isinstance(step, EnlargeStep)
+        x = values.get(step.image, action.source)
+        y = x.repeat_interleave(step.growth, 1).repeat_interleave(step.growth, 2)
+    place = values.place(action.image, rows)
+    return y if place is None else place.copy_(y)
+
+
+def _convolve(
+    run: Run,
+    ready: ReadyConv,
+    action: Action,
+    x: torch.Tensor,
+    residuals: list[torch.Tensor],
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    step, source = ready.step, action.source
+    assert source is not None
+    if ready.weights is None:
+        assert ready.matrix is not None
+        y = linear(x, *ready.matrix, session=run.session)
+    else:
+        chain = run.chain
+        whole = source == chain.rows(step.reads[0]) and action.made == chain.rows(action.image)
+        above = rows_above(step.kind, action.made, source)
+        band = None if whole else Band(above, action.made[1] - action.made[0])
+        y, _ = conv(
+            *(step.kind, x, ready.weights),
+            overflow=run.overflow,
+            band=band,
+            out=out,
+            session=run.session,
+        )
+    y = _activated(y, step.activation, ready.slope)
+    for residual, image in zip(step.residuals, residuals, strict=True):
+        y = y.mul_(residual.scale).add_(image)
+    return y if out is None or y is out else out.copy_(y)
+
+
+def _activated(y: torch.Tensor, activation: str, slope: float | torch.Tensor) -> torch.Tensor:
+    if activation == "silu":
+        return F.silu(y, inplace=True)
+    if isinstance(slope, torch.Tensor):
+        return y.copy_(torch.where(y < 0, y * slope.to(y), y))
+    return F.leaky_relu(y, slope, inplace=True) if activation == "leaky relu" else y
+
+
+def run_plan(run: Run, plan: BandPlan, picture: Source, result: Sink) -> None:
+    """The network's last image, of a plan's legs, into `result`."""
+    stored: dict[int, Source] = {0: picture}
+    uses = last_uses(run.chain.network)
+    for leg in plan.legs:
+        sink: Sink = result
+        if leg.keep != "output":
+            sink = HostRows(run.device) if leg.keep == "host" else DeviceRows()
+        _run_leg(run, leg, stored, sink, [i for i in stored if i and uses[i] <= leg.stop])
+        stored = {image: store for image, store in stored.items() if uses[image] > leg.stop}
+        if leg.keep != "output":
+            stored[leg.stop] = sink  # type: ignore[assignment]
+
+
+def _run_leg(
+    run: Run, leg: Leg, stored: Mapping[int, Source], sink: Sink, spent: list[int]
+) -> None:
+    """Make the leg's last image. `spent`: stored images that are given back on the way."""
+    chain, height = run.chain, run.chain.rows(leg.stop)[1]
+    ahead = bands(height, leg.rows or height)
+    try:
+        for band, following in zip(ahead, [*ahead[1:], None], strict=True):
+            reads = {}
+            if following is not None:
+                trace = chain.trace(leg.stop, following, frozenset(stored))
+                reads = {a.image: a.rows for a in trace.actions if a.source is None}
+            for image, rows in reads.items():
+                source = stored[image]
+                if isinstance(source, HostRows):  # sends them while this band is computed
+                    source.prefetch(rows)
+            y = make(run, leg.stop, band, stored)
+            for image in spent:
+                stored[image].release(reads[image][0] if image in reads else 1 << 62)
+            sink.write(band[0], y)
+            del y
+    finally:
+        for store in (*stored.values(), sink):
+            if isinstance(store, HostRows):
+                store.settle()

@@ -1,0 +1,59 @@
+"""The picture as a network reads it, and its result as the caller gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from lib_rocm_sd.upscaler.steps import Entry, Exit, padded
+from lib_rocm_sd.vae.steps import Rows
+
+
+class PictureRows:
+    """Image 0 (N, rows, W, C) of a picture (N, C, H, W) with any strides, made when it is read."""
+
+    def __init__(self, picture: torch.Tensor, entry: Entry, dtype: torch.dtype) -> None:
+        self._entry, self._dtype = entry, dtype
+        beyond = [-side % entry.unshuffle for side in picture.shape[3:1:-1]]
+        sides = (0, beyond[0], 0, beyond[1])
+        reflects = entry.reflects and any(beyond)
+        self._picture = F.pad(picture, sides, "reflect") if reflects else picture
+
+    def read(self, rows: Rows) -> torch.Tensor:
+        """Contiguous, padded to whole tiles of channels."""
+        entry = self._entry
+        part = self._picture[:, :, rows[0] * entry.unshuffle : rows[1] * entry.unshuffle]
+        if entry.mean:
+            mean = torch.tensor(entry.mean, device=part.device)[:, None, None]
+            part = (part.float() - mean) * entry.span
+        if entry.unshuffle > 1:
+            part = F.pixel_unshuffle(part, entry.unshuffle)
+        part = part.permute(0, 2, 3, 1).to(self._dtype)
+        return F.pad(part, (0, padded(part.shape[3]) - part.shape[3])).contiguous()
+
+    def release(self, below: int) -> None:
+        return
+
+
+class ResultRows:
+    """The result (N, C, H, W), made when its first rows are there. `picture`: what came in."""
+
+    def __init__(self, make: Callable[[], torch.Tensor], end: Exit, picture: torch.Tensor) -> None:
+        self._make, self._end, self._picture = make, end, picture
+        self._result: torch.Tensor | None = None
+
+    def write(self, first: int, rows: torch.Tensor) -> None:
+        """Rows (N, n, W, C or more) of the last image from `first` on."""
+        if self._result is None:
+            self._result = self._make()
+        end, factor = self._end, self._end.shuffle
+        values = rows[..., : end.channels * factor**2].permute(0, 3, 1, 2)
+        values = F.pixel_shuffle(values, factor) if factor > 1 else values
+        out = self._result[:, :, first * factor : first * factor + values.shape[2]]
+        if end.base:
+            # Rows of this image are those of the picture: nothing enlarges in between.
+            base = self._picture[:, :, first : first + rows.shape[1]].float()
+            values = values.float() + F.interpolate(base, scale_factor=factor, mode="nearest")
+        out.copy_(values)

@@ -1,0 +1,75 @@
+"""The parameters of a network's steps, ready to be multiplied.
+
+All images between the picture and the result may carry a factor, a power of two, where all steps
+leave it as it is: biases have it too, the first convolutions put it in, the last takes it out. So
+fp16 holds what would overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.upscaler.steps import ConvStep, Network, Slope
+
+SCALES = (1.0, 2.0**-5, 2.0**-10, 2.0**-15)
+"""Tried in order where fp16 overflows."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyConv:
+    """A ConvStep with its weights; of a 1x1 one weight (Co, Ci) and bias (Co). `slope`: a factor,
+    or one (Co) for each channel.
+    """
+
+    step: ConvStep
+    weights: ConvWeights | None
+    matrix: tuple[torch.Tensor, torch.Tensor | None] | None
+    slope: float | torch.Tensor
+
+
+def prepare(network: Network, scale: float, dtype: torch.dtype) -> dict[int, ReadyConv]:
+    """The convolutions by the images that they make, which are multiplied by `scale`."""
+    factors = [1.0, *[scale] * (len(network.steps) - 1), 1.0]
+    return {
+        image: _ready(network, step, factors[step.reads[0]], factors[image], dtype)
+        for image, step in enumerate(network.steps, 1)
+        if isinstance(step, ConvStep)
+    }
+
+
+def _ready(
+    network: Network, step: ConvStep, before: float, after: float, dtype: torch.dtype
+) -> ReadyConv:
+    """`before`, `after`: what the images are multiplied by that it reads and makes."""
+    weight, bias = step.layer.tensors()
+    weight = weight.detach().float() * (after / before)
+    weight = _padded(weight, [network.channels[image] for image in step.reads])
+    if bias is not None:
+        bias = F.pad(bias.detach().float() * after, (0, weight.shape[0] - bias.shape[0]))
+    slope = _slopes(step.slope, step.layer.out_channels)
+    if step.kind == "1x1":
+        matrix = weight.flatten(1).to(dtype), None if bias is None else bias.to(dtype)
+        return ReadyConv(step, None, matrix, slope)
+    # Those of an upsampling one are added up before they are rounded.
+    weight = weight if step.kind == "upsample" else weight.to(dtype)
+    return ReadyConv(step, ConvWeights(weight, bias), None, slope)
+
+
+def _slopes(slope: Slope, channels: int) -> float | torch.Tensor:
+    if not isinstance(slope, nn.PReLU):
+        return slope
+    return F.pad(slope.weight.detach().float().expand(channels), (0, -channels % 16))
+
+
+def _padded(weight: torch.Tensor, parts: Sequence[int]) -> torch.Tensor:
+    """(Co, Ci, k, k) with zeros for the channels that images, of `parts` channels each, have only
+    in memory.
+    """
+    columns = [F.pad(w, (0, 0, 0, 0, 0, -w.shape[1] % 16)) for w in weight.split(list(parts), 1)]
+    return F.pad(torch.cat(columns, 1), (0, 0, 0, 0, 0, 0, 0, -weight.shape[0] % 16))
