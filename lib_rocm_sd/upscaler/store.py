@@ -26,8 +26,9 @@ class PictureRows:
         entry = self._entry
         part = self._picture[:, :, rows[0] * entry.unshuffle : rows[1] * entry.unshuffle]
         if entry.mean:
-            mean = torch.tensor(entry.mean, device=part.device)[:, None, None]
-            part = (part.float() - mean) * entry.span
+            wide = torch.promote_types(self._dtype, torch.float32)
+            mean = torch.tensor(entry.mean, dtype=wide, device=part.device)[:, None, None]
+            part = (part.to(wide) - mean) * entry.span
         if entry.unshuffle > 1:
             part = F.pixel_unshuffle(part, entry.unshuffle)
         part = part.permute(0, 2, 3, 1).to(self._dtype)
@@ -54,6 +55,7 @@ class ResultRows:
         out = self._result[:, :, first * factor : first * factor + values.shape[2]]
         if end.base:
             # Rows of this image are those of the picture: nothing enlarges in between.
-            base = self._picture[:, :, first : first + rows.shape[1]].float()
-            values = values.float() + F.interpolate(base, scale_factor=factor, mode="nearest")
+            wide = torch.promote_types(rows.dtype, torch.float32)
+            base = self._picture[:, :, first : first + rows.shape[1]].to(wide)
+            values = values.to(wide) + F.interpolate(base, scale_factor=factor, mode="nearest")
         out.copy_(values)

@@ -48,11 +48,12 @@ def _ready(
 ) -> ReadyConv:
     """`before`, `after`: what the images are multiplied by that it reads and makes."""
     weight, bias = step.layer.tensors()
-    weight = weight.detach().float() * (after / before)
+    wide = torch.promote_types(dtype, torch.float32)
+    weight = weight.detach().to(wide) * (after / before)
     weight = _padded(weight, [network.channels[image] for image in step.reads])
     if bias is not None:
-        bias = F.pad(bias.detach().float() * after, (0, weight.shape[0] - bias.shape[0]))
-    slope = _slopes(step.slope, step.layer.out_channels)
+        bias = F.pad(bias.detach().to(wide) * after, (0, weight.shape[0] - bias.shape[0]))
+    slope = _slopes(step.slope, step.layer.out_channels, wide)
     if step.kind == "1x1":
         matrix = weight.flatten(1).to(dtype), None if bias is None else bias.to(dtype)
         return ReadyConv(step, None, matrix, slope)
@@ -61,10 +62,10 @@ def _ready(
     return ReadyConv(step, ConvWeights(weight, bias), None, slope)
 
 
-def _slopes(slope: Slope, channels: int) -> float | torch.Tensor:
+def _slopes(slope: Slope, channels: int, dtype: torch.dtype) -> float | torch.Tensor:
     if not isinstance(slope, nn.PReLU):
         return slope
-    return F.pad(slope.weight.detach().float().expand(channels), (0, -channels % 16))
+    return F.pad(slope.weight.detach().to(dtype).expand(channels), (0, -channels % 16))
 
 
 def _padded(weight: torch.Tensor, parts: Sequence[int]) -> torch.Tensor:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.read.vae import read
@@ -16,6 +14,7 @@ from lib_rocm_sd.report import report
 from lib_rocm_sd.vae import attention, bands, plan, program, store
 from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.program import Program
+from tests.peak import Peak
 from tests.vae import vae_models
 from tests.vae.vae_models import (
     coder,
@@ -103,39 +102,6 @@ def test_a_batch_goes_image_by_image() -> None:
     assert error(got, own(module, x)) < 1e-12
 
 
-class _Peak(TorchDispatchMode):
-    """The most bytes that tensors of this thread took at once, those from before left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
-        out = func(*args, **(kwargs or {}))
-        for tensor in _tensors(out):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in known and storage._cdata not in self._seen:
-                self._seen.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
-        return out
-
-    def _gone(self, key: int, size: int) -> None:
-        self._seen.discard(key)
-        self.now -= size
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    return [t for item in tree for t in _tensors(item)] if isinstance(tree, (list, tuple)) else []
-
-
 @pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4),
     reason="an older torch's convolutions hold more on the CPU",
@@ -156,7 +122,7 @@ def test_no_plan_takes_more_than_it_says(kind: str, monkeypatch: pytest.MonkeyPa
     for found in chosen:
         made = fixed(module, found)
         made(x)  # weights prepared, ops verified
-        with _Peak() as measured:
+        with Peak() as measured:
             made(x)
         assert 0.3 * found.peak_bytes < measured.peak - found.host_bytes
         assert measured.peak - found.host_bytes <= 1.05 * found.peak_bytes, found

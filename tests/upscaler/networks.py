@@ -1,0 +1,88 @@
+"""Small upscalers of every kind that is read, for tests: spandrel's where it is installed, else
+their doubles, and those of BasicSR's names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib_rocm_sd.lab import upscaler_models
+
+DOUBLE = Path(__file__).parent / "double"
+
+
+def _spandrel(name: str) -> Any:
+    """One of spandrel's classes."""
+    try:
+        from spandrel.architectures.Compact.arch.SRVGG import SRVGGNetCompact
+        from spandrel.architectures.ESRGAN.arch.RRDB import RRDBNet
+        from spandrel.architectures.SPAN.arch.span import SPAN
+    except ImportError:
+        sys.path.insert(0, str(DOUBLE))
+        try:
+            from spandrel.architectures.networks import SPAN, RRDBNet, SRVGGNetCompact
+        finally:
+            sys.path.remove(str(DOUBLE))
+    return {"RRDBNet": RRDBNet, "SRVGGNetCompact": SRVGGNetCompact, "SPAN": SPAN}[name]
+
+
+def _rrdb(**settings: Any) -> Any:
+    settings = {"num_filters": 16, "num_blocks": 2, **settings}
+    return _spandrel("RRDBNet")(**settings)
+
+
+def _compact(**settings: Any) -> Any:
+    return _spandrel("SRVGGNetCompact")(**{"num_feat": 24, "num_conv": 19, **settings})
+
+
+def _span(**settings: Any) -> Any:
+    settings = {"num_in_ch": 3, "num_out_ch": 3, "feature_channels": 20, **settings}
+    return _spandrel("SPAN")(**{"upscale": 2, "norm": False, **settings})
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "x4": _rrdb,
+    "x3": lambda: _rrdb(scale=3, num_blocks=1),
+    "x2": lambda: _rrdb(scale=4, in_nc=12, shuffle_factor=2, num_blocks=1),
+    "x1 alpha": lambda: _rrdb(scale=1, in_nc=4, out_nc=4, num_blocks=1),
+    "grey": lambda: _rrdb(in_nc=1, out_nc=1, num_filters=24, num_blocks=1),
+    "plus": lambda: _rrdb(scale=2, plus=True),
+    "compact": _compact,
+    "compact relu": lambda: _compact(upscale=3, act_type="relu", num_conv=3),
+    "compact leaky": lambda: _compact(upscale=1, act_type="leakyrelu", num_conv=2),
+    "span": _span,
+    "span norm": lambda: _span(norm=True, img_range=2.0, feature_channels=16),
+    "basicsr x4": lambda: upscaler_models.RRDBNet(4, 16, 1),
+    "basicsr x2": lambda: upscaler_models.RRDBNet(2, 16, 1),
+    "basicsr x1": lambda: upscaler_models.RRDBNet(1, 16, 1),
+    "basicsr compact": lambda: upscaler_models.SRVGGNetCompact(2, 16, 4),
+}
+
+
+def network(kind: str) -> Any:
+    """With random weights."""
+    return upscaler_models.settle(KINDS[kind]())
+
+
+def picture(module: Any, height: int, width: int, batch: int = 1) -> torch.Tensor:
+    """Random values from 0 to 1 in the dtype of `module`."""
+    generator = torch.Generator("cpu").manual_seed(height * width)
+    first = next(m for m in module.modules() if isinstance(m, nn.Conv2d)).in_channels
+    shuffle = getattr(module, "shuffle_factor", None) or {2: 2, 1: 4}.get(
+        getattr(module, "scale", 0) if hasattr(module, "conv_first") else 0, 1
+    )
+    shape = (batch, first // shuffle**2, height, width)
+    dtype = next(module.parameters()).dtype
+    return torch.rand(shape, generator=generator).to(dtype)
+
+
+def own(module: Any, x: torch.Tensor) -> Any:
+    """What the module itself gives."""
+    with torch.no_grad():
+        return module(x)

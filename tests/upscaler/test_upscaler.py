@@ -1,0 +1,317 @@
+"""Upscalers as our own programs: the host's result, whole and in bands, within the memory said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
+from lib_rocm_sd.report import report
+from lib_rocm_sd.upscaler import plan, program
+from lib_rocm_sd.upscaler.plan import Planner, cuts
+from lib_rocm_sd.upscaler.program import Upscaler, chain_of
+from lib_rocm_sd.upscaler.steps import ConvStep, read
+from lib_rocm_sd.upscaler.weights import SCALES
+from lib_rocm_sd.vae.bands import Interrupted, Overflow
+from lib_rocm_sd.vae.plan import BandPlan
+from tests.peak import Peak
+from tests.upscaler.networks import KINDS, network, own, picture
+from tests.vae.vae_models import needs_half, torchs
+
+ODD = (21, 13)
+
+
+def in_plan(module: nn.Module, chosen: Callable[[Planner], BandPlan]) -> Upscaler:
+    """A program in float64 that keeps to one plan."""
+    upscaler = Upscaler(module, torch.float64)
+
+    def planned(size: tuple[int, int, int], *rest: Any, **named: Any) -> Any:
+        planner = Planner(chain_of(upscaler.network, size, torch.float64), torchs)
+        return chosen(planner), planner.chain
+
+    upscaler._planned = planned  # type: ignore[method-assign]
+    return upscaler
+
+
+def of_height(planner: Planner, rows: int, keep: str) -> BandPlan:
+    """All legs in bands of `rows` of the smallest image."""
+    found = planner._plan(keep, 0)
+    growth = planner.chain.network.growth
+    legs = [replace(leg, rows=rows * growth[leg.stop]) for leg in found.legs]
+    return replace(found, legs=tuple(legs))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_networks_own_result(kind: str) -> None:
+    module = network(kind).double()
+    x = picture(module, *((24, 12) if "basicsr x" in kind else ODD))
+    upscaler = Upscaler(module, torch.float64)
+    assert not upscaler.reasons
+    expected = own(module, x)
+    error = (upscaler(x) - expected).abs().max() / expected.abs().max()
+    assert error < 1e-12
+    assert upscaler.last_plan is not None and upscaler.last_plan.whole
+
+
+@pytest.mark.parametrize("keep", ["device", "host"])
+@pytest.mark.parametrize("kind", ["x4", "x3", "x2", "plus", "compact", "span norm"])
+def test_bands_of_any_height_give_the_whole_pictures_result(kind: str, keep: str) -> None:
+    module = network(kind).double()
+    x = picture(module, *ODD)
+    expected = own(module, x)
+    for rows in (1, 3, 8, 40):
+        upscaler = in_plan(module, lambda planner, rows=rows: of_height(planner, rows, keep))  # type: ignore[misc]
+        assert (upscaler(x) - expected).abs().max() / expected.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["x4", "x2", "compact", "span"])
+@pytest.mark.parametrize("height, width", [(1, 1), (3, 7), (2, 33), (17, 4)])
+def test_tiny_pictures(kind: str, height: int, width: int) -> None:
+    module = network(kind).double()
+    x = picture(module, height, width)
+    upscaler = Upscaler(module, torch.float64)
+    if kind == "x2" and height == 1:  # there is nothing to reflect: the host raises, too
+        with pytest.raises(RuntimeError, match=r"[Pp]adding"):
+            own(module, x)
+        with pytest.raises(RuntimeError, match=r"[Pp]adding"):
+            upscaler(x)
+        return
+    expected = own(module, x)
+    assert (upscaler(x) - expected).abs().max() / expected.abs().max() < 1e-12
+
+
+def test_a_batch_is_made_at_once_or_one_after_the_other() -> None:
+    module = network("x4").double()
+    x = picture(module, 9, 7, batch=3)
+    upscaler = Upscaler(module, torch.float64)
+    told: list[tuple[int, int]] = []
+    expected = own(module, x)
+    whole = upscaler(x, mode="whole", progress=lambda *at: told.append(at))
+    banded = upscaler(x, mode="banded", progress=lambda *at: told.append(at))
+    for result in (whole, banded):
+        assert (result - expected).abs().max() / expected.abs().max() < 1e-12
+    assert told[-1][0] == told[-1][1] > 3
+    assert upscaler(x[:0]).shape == (0, 3, 36, 28)
+
+
+def test_strides_and_dtypes_of_a_picture() -> None:
+    module = network("compact")
+    x = picture(module, 10, 12)
+    upscaler = Upscaler(module, torch.float32)
+    expected = own(module, x)
+    turned = x.contiguous(memory_format=torch.channels_last)
+    sliced = torch.cat((x, x), 3)[..., :12]
+    for one in (turned, sliced):
+        assert torch.allclose(upscaler(one), expected, atol=1e-5)
+    assert upscaler(x.half()).dtype == torch.float16
+
+
+@needs_half
+@pytest.mark.parametrize("kind", ["x4", "x2", "plus", "compact", "span"])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16])
+def test_half_is_no_further_from_float32_than_the_hosts(kind: str, weights: torch.dtype) -> None:
+    module = network(kind).to(weights).float()  # the values that the file has
+    x = picture(module, *ODD)
+    right = own(module, x)
+    ours = Upscaler(module.to(weights))(x)
+    half = own(module.half(), x.half()).float()
+    assert (ours - right).norm() <= max((half - right).norm(), 1e-5 * right.norm())
+    assert (ours - right).abs().max() < 1 / 255
+
+
+def test_kept_images_are_few_and_near() -> None:
+    chain = chain_of(read(network("x4")), (1, 16, 16), torch.float16)
+    ends = cuts(chain)
+    names = [chain.network.steps[image - 1].name for image in ends]
+    assert names == ["model.0", "model.1.sub.0.RDB3.conv5.0", "model.1.sub.2", "model.10"]
+
+
+def test_dense_blocks_have_one_buffer() -> None:
+    network_ = read(network("x4"))
+    assert len(network_.groups) == 6 and {len(group) for group in network_.groups} == {5}
+
+
+def test_smaller_budgets_cost_little() -> None:
+    planner = Planner(chain_of(read(network("x4")), (1, 256, 256), torch.float16), torchs)
+    whole = planner.whole()
+    before = whole.cost
+    for divisor in (2, 3, 4):
+        found = planner.cheapest(whole.peak_bytes // divisor, 0)
+        assert found is not None and found.peak_bytes <= whole.peak_bytes // divisor
+        assert before <= found.cost < 1.5 * whole.cost
+        before = found.cost
+    assert planner.cheapest(1, 1 << 40) is None
+    assert planner.smallest(0).peak_bytes < whole.peak_bytes // 4
+
+
+@pytest.mark.parametrize("kind", ["x4", "compact", "span norm"])
+def test_no_plan_takes_more_than_it_says(kind: str) -> None:
+    """Measured with torch's convolutions, whose temporary images are part of the prediction."""
+    module = network(kind)
+    x = picture(module, 96, 40)
+    for mode in ("whole", "banded"):
+        upscaler = Upscaler(module, torch.float32)
+        upscaler(x[..., :8, :8])
+        with Peak() as peak:
+            upscaler(x, mode=mode)
+        chosen = upscaler.last_plan
+        assert chosen is not None and peak.peak <= 1.1 * chosen.peak_bytes
+
+
+def test_out_of_memory_ends_in_smaller_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = network("x4").double()
+    x = picture(module, 40, 9)
+    upscaler, tried, run_plan = Upscaler(module, torch.float64), list[int](), program.run_plan
+
+    def short(run: Any, chosen: BandPlan, *rest: Any) -> None:
+        tried.append(chosen.peak_bytes)
+        if len(tried) < 3:
+            raise torch.OutOfMemoryError("planted")
+        run_plan(run, chosen, *rest)
+
+    monkeypatch.setattr(program, "run_plan", short)
+    assert (upscaler(x) - own(module, x)).abs().max() < 1e-9
+    assert tried[0] > tried[1] > tried[2]
+
+
+def test_interrupt_between_bands() -> None:
+    module = network("x4")
+    upscaler, told = Upscaler(module, torch.float32), list[tuple[int, int]]()
+    x = picture(module, 40, 9)
+    with pytest.raises(Interrupted):
+        upscaler(x, progress=lambda *at: told.append(at), interrupt=lambda: told[-1][0] == 2)
+    assert told[-1][0] == 2 < told[-1][1]
+
+
+@needs_half
+def test_an_overflow_is_answered_by_smaller_values() -> None:
+    module = network("x4")
+    module.model[0].weight *= 3e5
+    module.model[-1].weight /= 3e5
+    x = picture(module, *ODD)
+    upscaler = Upscaler(module)
+    right = own(module, x)
+    assert not own(deepcopy(module).half(), x.half()).isfinite().all()
+    ours = upscaler(x)
+    assert 0 < upscaler._scale < len(SCALES)
+    assert (ours - right).abs().max() / right.abs().max() < 1e-2
+
+
+@needs_half
+def test_what_no_scale_mends_is_the_hosts() -> None:
+    module = network("span")
+    module.conv_1.sk.weight *= 1e8
+    upscaler = Upscaler(module)
+    for _ in range(2):
+        with pytest.raises(Overflow):
+            upscaler(picture(module, *ODD))
+
+
+@needs_half
+def test_nan_in_weights_and_in_a_picture() -> None:
+    module = network("compact")
+    x = picture(module, *ODD)
+    x[0, 0, 3, 3] = float("nan")
+    ours = Upscaler(module)(x)
+    assert torch.equal(ours.isnan(), own(module, x).isnan())
+    assert "input has NaN" in report.text()
+    module.body[2].weight[0, 0, 0, 0] = float("nan")
+    with pytest.raises(Overflow):
+        Upscaler(module)(picture(module, *ODD))
+
+
+def _scaled(module: Any) -> None:
+    module.model[0].weight.mul_(1.5)
+
+
+def _moved(module: Any) -> None:
+    module.model[0].weight = nn.Parameter(module.model[0].weight * 1.5, requires_grad=False)
+
+
+def _slope(module: Any) -> None:
+    module.model[-2].negative_slope = 0.4
+
+
+@pytest.mark.parametrize("change", [_scaled, _moved, _slope])
+def test_changes_of_the_module_are_seen(change: Callable[[Any], None]) -> None:
+    module = network("x4")
+    x = picture(module, *ODD)
+    upscaler = Upscaler(module, torch.float32)
+    before = upscaler(x)
+    change(module)
+    after = upscaler(x)
+    assert torch.allclose(after, own(module, x), atol=1e-5)
+    assert not torch.equal(before, after)
+
+
+def _hook(module: Any) -> None:
+    module.model[0].register_forward_hook(lambda *args: None)
+
+
+def _forward(module: Any) -> None:
+    module.model[1].sub[0].forward = lambda x: x
+
+
+def _norm(module: Any) -> None:
+    module.model[3] = nn.BatchNorm2d(16)
+
+
+def _bilinear(module: Any) -> None:
+    module.model[2].mode = "bilinear"
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (_hook, "model.0 has forward hooks"),
+        (_forward, "model.1.sub.0.forward has been replaced"),
+        (_norm, "model.3 is a BatchNorm2d"),
+        (_bilinear, "model.2 is a Upsample, not nearest"),
+        (lambda module: module.to("meta"), "weights lie on meta"),
+    ],
+)
+def test_what_is_not_known_is_a_reason(change: Callable[[Any], Any], reason: str) -> None:
+    module = network("x4")
+    change(module)
+    upscaler = Upscaler(module)
+    assert reason in "; ".join(upscaler.reasons)
+    with pytest.raises(UnknownModuleError):
+        upscaler(torch.rand(1, 3, 8, 8))
+
+
+def test_other_networks_are_named() -> None:
+    assert Upscaler(nn.Conv2d(3, 3, 3)).reasons == ("Conv2d of torch.nn.modules.conv is not known",)
+    training = network("span")
+    training.block_2.c1_r.train()
+    assert "block_2.c1_r.training is True" in Upscaler(training).reasons
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 8, 8), (3, 8, 8), (1, 3, 0, 8), (1, 3, 8, 0)], ids=str)
+def test_a_callers_mistake_names_shapes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"\(.*8.*\)"):
+        Upscaler(network("x4"))(torch.rand(shape))
+
+
+def test_a_result_smaller_than_the_picture_is_a_reason() -> None:
+    module = network("x2")
+    module.shuffle_factor, module.scale = 8, 4
+    assert Upscaler(module).reasons
+
+
+def test_flops_are_the_networks() -> None:
+    """Counted as torch counts a convolution: 2 * taps * channels for each value."""
+    chain = chain_of(read(network("x4")), (1, 16, 16), torch.float16)
+    convs = [step for step in chain.network.steps if isinstance(step, ConvStep)]
+    pixels = [chain.pixels(image, chain.rows(image)) for image in range(1, chain.last + 1)]
+    plain = sum(
+        2 * n * 9 * s.layer.in_channels * s.layer.out_channels
+        for s, n in zip(convs, pixels, strict=True)
+    )
+    assert 0.8 * plain < Planner(chain, torchs).whole().cost <= plain
+    assert plan.MOST_HALO >= 15
