@@ -6,8 +6,10 @@ import sys
 import threading
 import time
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,10 +17,13 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.cards import card as cards
+from lib_rocm_sd.cards import shares
 from lib_rocm_sd.cards import team as teams
 from lib_rocm_sd.cards.card import SENDING
 from lib_rocm_sd.cards.ranks import LostError
-from lib_rocm_sd.cards.replica import Replica
+from lib_rocm_sd.cards.replica import Made, Replica
+from lib_rocm_sd.cards.team import SeveralStandIn
+from tests.clock import Clock
 from tests.several.help import CPU, Played, Teams, inputs, kind_of, near
 
 
@@ -400,6 +405,38 @@ def test_three_cards(unet: Any) -> None:
     made.team.shares.again()
     assert near(made.divided(6), made.alone(6)) and made.team.way[2] == 0
     assert not made.team.members[1].is_there and made.team.members[0].is_there
+
+
+def test_shares_follow_a_card_that_is_slower(unet: Any, monkeypatch: Any) -> None:
+    """By three times, until whatever held it up is gone."""
+    clock, row_s = Clock(), {"here": 0.01, "there": 0.03}
+    monkeypatch.setattr(shares, "time", SimpleNamespace(perf_counter=clock))
+    theirs = SeveralStandIn.theirs
+
+    def here(stand_in: Any, **given: Any) -> Any:
+        clock.turn(row_s["here"] * len(given["x"]))
+        return theirs(stand_in, **given)
+
+    class Delayed(Played):
+        def begin(self, given: Any, out_bytes: int, asked: Any) -> None:
+            super().begin(given, out_bytes, asked)
+            self.until_s = clock() + row_s["there"] * len(given["x"])
+
+        def made(self, answer: Any) -> Made:
+            clock.turn(max(self.until_s - clock(), 0.0))
+            return replace(super().made(answer), ms=1000 * row_s["there"] * len(self._given["x"]))
+
+    monkeypatch.setattr(SeveralStandIn, "theirs", here)
+    made = Teams(unet, lambda device: cast("Replica", Delayed(unet)))
+
+    def way_after(calls: int) -> tuple[int, ...]:
+        for _ in range(calls):
+            assert near(made.call(8), made.alone(8))
+        return made.team.way
+
+    assert way_after(16) == (6, 2)
+    row_s["there"] = 0.01
+    assert way_after(24) == (4, 4)
 
 
 def test_a_new_way_costs_no_picture_much(team: Teams, monkeypatch: Any) -> None:
