@@ -22,12 +22,12 @@ import torch
 
 from lib_rocm_sd.cards.batch import guidance_split, image_of, mapped
 from lib_rocm_sd.cards.group import Group, joined, under_torchrun
-from lib_rocm_sd.cards.patch import PatchParallel, patch_parallel
 from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.catalog.unet import BATCH
 from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.hosts import gate
+from lib_rocm_sd.hosts.diffusers.patch import PatchParallel, patch_parallel
 from lib_rocm_sd.hosts.diffusers.ranks import vae_bands
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import patched_vae

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from typing import Any
 
 from lib_rocm_sd import __version__
-from lib_rocm_sd.cards import scaling as model
-from lib_rocm_sd.cards.scaling import CARDS, LINKS, PICTURES, STEPS, VAE_MS, Link
 from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands.support import check_writable
+from lib_rocm_sd.lab import scaling as model
 from lib_rocm_sd.lab.rows import write_json
+from lib_rocm_sd.lab.scaling import CARDS, LINKS, PICTURES, STEPS, VAE_MS, Link
 
 LOADS = (0.3, 0.6, 0.8, 0.9)
 REQUESTS = 10_000

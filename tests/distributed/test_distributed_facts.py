@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.cards import batch, group, meeting, patch, shares
-from lib_rocm_sd.cards.batch import parted
+from lib_rocm_sd.cards import batch, group, image_rows, meeting, shares
 from lib_rocm_sd.cards.group import Group, _fit, _weights
 from lib_rocm_sd.cards.meeting import SILENT_BEATS, Member, Pulse
 from lib_rocm_sd.cards.ranks import RankError
-from lib_rocm_sd.hosts.diffusers.ranks import SharedProgram
+from lib_rocm_sd.hosts.diffusers import patch
+from lib_rocm_sd.hosts.diffusers.ranks import SharedProgram, parted
 from tests.clock import Clock
 from tests.vae.vae_models import coder, image
 
@@ -56,9 +56,9 @@ def check_rows(height: int, size: int) -> None:
     units = -(-height // 8)
     if units < 2 * size:
         with pytest.raises(ValueError, match=f"enough for {units // 2} ranks"):
-            patch.row_split(height, 9, 8, [1.0] * size)
+            image_rows.row_split(height, 9, 8, [1.0] * size)
         return
-    split = patch.row_split(height, 9, 8, [1.0] * size)
+    split = image_rows.row_split(height, 9, 8, [1.0] * size)
     image = height
     for level in range(4):
         parts = split.of(image)

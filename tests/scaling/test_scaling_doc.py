@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lib_rocm_sd.cards import scaling as model
-from lib_rocm_sd.cards.scaling import LINKS, Link
 from lib_rocm_sd.commands import scaling as command
+from lib_rocm_sd.lab import scaling as model
+from lib_rocm_sd.lab.scaling import LINKS, Link
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
 SHOWN = [link for link in LINKS if "xGMI" not in link.name and "10 Gbit" not in link.name]

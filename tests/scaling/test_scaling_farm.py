@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lib_rocm_sd.__main__ import main
-from lib_rocm_sd.cards import scaling as queueing
-from lib_rocm_sd.cards.scaling import POLICIES, Request, drawn, simulate
 from lib_rocm_sd.commands import scaling as command
+from lib_rocm_sd.lab import scaling as queueing
+from lib_rocm_sd.lab.scaling import POLICIES, Request, drawn, simulate
 
 alone, pairs, when_idle = (POLICIES[name] for name in ("one card", "two cards", "two when idle"))
 

@@ -1,4 +1,4 @@
-"""A diffusers VAE's decoder and encoder by all ranks: each makes its rows of every image."""
+"""What ranks share of a diffusers pipeline: the rows of its VAE's images, or its stages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from lib_rocm_sd.cards.batch import Stage
 from lib_rocm_sd.cards.group import Agreement, Group
 from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.cards.vae_rows import TogetherProgram, parts_of, units
@@ -103,3 +104,70 @@ def vae_bands(
     finally:
         for stand_in in stand_ins.values():
             stand_in.take_out()
+
+
+def parted(size: int) -> list[tuple[int, ...]]:
+    """The ranks of text encoder, UNet and VAE: the UNet, which takes longest, has all but two.
+
+    With two ranks the first has the text encoder too, and gives two stages. Raises ValueError for
+    one rank.
+    """
+    if size < 2:
+        raise ValueError("a pipeline of stages needs two ranks or more")
+    if size == 2:
+        return [(0,), (1,)]
+    return [(0,), tuple(range(1, size - 1)), (size - 1,)]
+
+
+def of_pipeline(pipeline: Any, group: Group, seed: int = 0, **options: Any) -> list[Stage]:
+    """The stages of a diffusers StableDiffusionPipeline or StableDiffusionXLPipeline, for prompts.
+
+    Picture i has the seed `seed` + i. `options`: of the pipeline's call, such as guidance_scale.
+    The pipeline lies on each rank's device. A VAE that overflows in half precision, as SDXL's does,
+    has to be in float32, or ours.
+    """
+    guided = float(options.get("guidance_scale", 7.5)) > 1
+
+    def text(prompt: Any, index: int) -> dict[str, Any]:
+        with torch.no_grad():
+            embeddings = pipeline.encode_prompt(
+                prompt=prompt,
+                device=group.device,
+                num_images_per_prompt=1,
+                do_classifier_free_guidance=guided,
+            )
+        return dict(zip(_EMBEDDINGS, embeddings, strict=False))
+
+    def unet(embeddings: dict[str, Any], index: int) -> torch.Tensor:
+        generator = torch.Generator("cpu").manual_seed(seed + index)
+        present = {name: item for name, item in embeddings.items() if item is not None}
+        output = pipeline(**present, **options, generator=generator, output_type="latent")
+        latent: torch.Tensor = output.images
+        return latent
+
+    def vae(latent: torch.Tensor, index: int) -> Any:
+        scaled = latent.to(pipeline.vae.dtype) / pipeline.vae.config.scaling_factor
+        with torch.no_grad():
+            image = pipeline.vae.decode(scaled, return_dict=False)[0]
+        return pipeline.image_processor.postprocess(image, output_type="pil")[0]
+
+    ranks = parted(group.size)
+    if len(ranks) == 2:
+        return [
+            Stage("text and UNet", lambda prompt, i: unet(text(prompt, i), i), ranks[0]),
+            Stage("VAE", vae, ranks[1]),
+        ]
+    return [
+        Stage("text encoder", text, ranks[0]),
+        Stage("UNet", unet, ranks[1]),
+        Stage("VAE", vae, ranks[2]),
+    ]
+
+
+_EMBEDDINGS = (
+    "prompt_embeds",
+    "negative_prompt_embeds",
+    "pooled_prompt_embeds",
+    "negative_pooled_prompt_embeds",
+)
+"""What encode_prompt gives, in its order; the last two of SDXL's only."""

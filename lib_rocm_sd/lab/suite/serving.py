@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from lib_rocm_sd.cards.scaling import drawn, percentile
 from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.scaling import drawn, percentile
 from lib_rocm_sd.lab.suite.workloads import LATENCY_LIMIT_S
 
 LOAD = 0.8

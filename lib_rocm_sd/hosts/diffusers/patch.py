@@ -9,9 +9,8 @@ itself; in any other one, the forwards of its convolutions, norms and attentions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,78 +19,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from lib_rocm_sd.cards.batch import image_of, with_image
-from lib_rocm_sd.cards.group import Agreement, Group, Waiting
-from lib_rocm_sd.cards.shares import Part, split
+from lib_rocm_sd.cards.group import Agreement, Group
+from lib_rocm_sd.cards.image_rows import Edges, Exact, RowSplit, Stale, row_split
 from lib_rocm_sd.modules.patches import Patch, put, take
+from lib_rocm_sd.ops.group_norm.formula import applied, moments_of, norm_from
 from lib_rocm_sd.report import report
 from lib_rocm_sd.unet.divided import among
 from lib_rocm_sd.unet.parts import Resample
 from lib_rocm_sd.unet.stand_in import BlockStandIn
 
-LEAST_ROWS = 2
-"""Fewest rows of the smallest image for each rank."""
 BLOCKS: dict[str, set[str | None]] = {
     "down_block_types": {"DownBlock2D", "CrossAttnDownBlock2D"},
     "mid_block_type": {"UNetMidBlock2DCrossAttn", "UNetMidBlock2D", None},
     "up_block_types": {"UpBlock2D", "CrossAttnUpBlock2D"},
 }
 """Blocks in which rows meet only in convolutions, GroupNorm and self-attention."""
-
-
-@dataclass(frozen=True)
-class RowSplit:
-    """The rows of the largest image, `height` x `width`, by rank.
-
-    Ranks begin at multiples of `factor`, by which the smallest image is smaller: so every image
-    between is parted between the same places.
-    """
-
-    height: int
-    width: int
-    factor: int
-    parts: tuple[Part, ...]
-
-    def of(self, height: int) -> list[Part]:
-        """The rows of the image of this height. Raises ValueError where the UNet has none such."""
-        by, rows = 1, self.height
-        while rows != height:
-            by, rows = 2 * by, -(-rows // 2)
-            if by > self.factor:
-                raise ValueError(f"no image of the UNet has {height} rows: {self.height} at first")
-        return self._smaller(by)
-
-    @property
-    def divides(self) -> bool:
-        """Whether every image between the largest and the smallest is just half of the last."""
-        return self.height % self.factor == 0 and self.width % self.factor == 0
-
-    def tokens(self, rank: int, count: int) -> list[int]:
-        """By rank, the pixels of the image of which `rank` has `count`. Raises ValueError, too."""
-        by = 1
-        while by <= self.factor:
-            rows, width = self._smaller(by), -(-self.width // by)
-            if (rows[rank][1] - rows[rank][0]) * width == count:
-                return [(last - first) * width for first, last in rows]
-            by *= 2
-        raise ValueError(f"no image of the UNet has {count} pixels on rank {rank}")
-
-    def _smaller(self, by: int) -> list[Part]:
-        return [(-(-first // by), -(-last // by)) for first, last in self.parts]
-
-
-def row_split(height: int, width: int, factor: int, weights: Sequence[float]) -> RowSplit:
-    """Raises ValueError where a rank would have too few rows."""
-    units = -(-height // factor)
-    try:
-        parts = split(units, weights, LEAST_ROWS)
-    except ValueError:
-        most = units // LEAST_ROWS
-        raise ValueError(
-            f"{height} rows are {units} of the smallest image: enough for {most} ranks of "
-            f"{LEAST_ROWS} rows each, not for {len(weights)}"
-        ) from None
-    rows = tuple((first * factor, min(last * factor, height)) for first, last in parts)
-    return RowSplit(height, width, factor, rows)
 
 
 def obstacles(unet: nn.Module) -> list[str]:
@@ -129,108 +71,6 @@ def _of_convolution(module: nn.Conv2d) -> list[str]:
     if module.dilation[0] != 1 or module.padding_mode != "zeros":
         reasons.append(f"dilation {module.dilation[0]}, padding mode {module.padding_mode}")
     return reasons
-
-
-EXACT_STEPS = 2
-Edges = tuple[torch.Tensor | None, torch.Tensor | None]
-
-
-class Exact:
-    """Each exchange is waited for. `key` names the place in the model that asks."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def parts(
-        self, key: str, own: torch.Tensor, sizes: Sequence[int], dim: int
-    ) -> list[torch.Tensor]:
-        """All ranks' tensors, in order; rank r has `sizes[r]` along `dim`."""
-        parts: list[torch.Tensor] = self.group.start_parts(own, sizes, dim).wait()
-        return parts
-
-    def edges(self, key: str, x: torch.Tensor, above: int, below: int) -> Edges:
-        """The rows next to x (N, C, H, W): `above` from the rank before, `below` from the next.
-
-        None at the image's top and bottom.
-        """
-        edges: Edges = self._start(x, above, below).wait()
-        return edges
-
-    def begin(self, time_step: float) -> None:
-        """A step begins; time steps fall from one to the next of a picture."""
-
-    def settle(self) -> None:
-        """Nothing is under way after this."""
-
-    def _start(self, x: torch.Tensor, above: int, below: int) -> Waiting:
-        group, rank = self.group, self.group.rank
-        before, after = rank > 0, rank + 1 < group.size
-        sent, received = {}, {}
-        if before and below:
-            sent[rank - 1] = x[:, :, :below]
-        if after and above:
-            sent[rank + 1] = x[:, :, x.shape[2] - above :]
-        if before and above:
-            received[rank - 1] = _rows(x, above)
-        if after and below:
-            received[rank + 1] = _rows(x, below)
-        swap = group.start_swap(sent, received)
-
-        def finish() -> Edges:
-            swap.wait()
-            return received.get(rank - 1), received.get(rank + 1)
-
-        return Waiting(group, [], finish)
-
-
-class Stale(Exact):
-    """Not exact: takes from the other ranks what they had a step before, while this step's is on
-    its way, so that no exchange is waited for (the idea of DistriFusion, arXiv:2402.19481).
-
-    A picture's first EXACT_STEPS steps are exact. Then edges, keys and values and the statistics
-    of GroupNorm are a step old but for a rank's own. Pictures differ from one card's, the more the
-    fewer steps there are, and show seams where the ranks' rows meet if there are too few.
-    """
-
-    def __init__(self, group: Group) -> None:
-        super().__init__(group)
-        self._under_way: dict[str, Any] = {}
-        self._step, self._time = 0, -1.0
-
-    def begin(self, time_step: float) -> None:
-        if time_step >= self._time:  # a new picture
-            self.settle()
-            self._step = 0
-        self._step, self._time = self._step + 1, time_step
-
-    def settle(self) -> None:
-        for waiting in self._under_way.values():
-            waiting.wait()
-        self._under_way = {}
-        self._time = -1.0
-
-    def parts(
-        self, key: str, own: torch.Tensor, sizes: Sequence[int], dim: int
-    ) -> list[torch.Tensor]:
-        parts = self._before(key, self.group.start_parts(own, sizes, dim))
-        return [own if rank == self.group.rank else part for rank, part in enumerate(parts)]
-
-    def edges(self, key: str, x: torch.Tensor, above: int, below: int) -> Edges:
-        edges: Edges = self._before(key, self._start(x, above, below))
-        return edges
-
-    def _before(self, key: str, now: Any) -> Any:
-        before = self._under_way.get(key)
-        self._under_way[key] = now
-        if before is not None:
-            earlier = before.wait()
-        if before is None or self._step <= EXACT_STEPS:
-            return now.wait()
-        return earlier
-
-
-def _rows(x: torch.Tensor, count: int) -> torch.Tensor:
-    return x.new_empty((x.shape[0], x.shape[1], count, x.shape[3]))
 
 
 RESIDUALS = (
@@ -418,19 +258,14 @@ class PatchParallel:
     def _normalise(
         self, name: str, module: nn.GroupNorm, theirs: Callable[..., Any], x: torch.Tensor
     ) -> torch.Tensor:
-        """GroupNorm of x (N, C, ...) by the mean and the variance of all ranks' values."""
+        """GroupNorm of x (N, C, H, W) by the statistics of all ranks' rows."""
         if self._rows is None:
             whole: torch.Tensor = theirs(x)
             return whole
-        wide = torch.promote_types(x.dtype, torch.float32)
-        values = x.to(wide).reshape(x.shape[0], module.num_groups, -1)
-        variance, mean = torch.var_mean(values, 2, correction=0)
-        count = torch.full_like(mean, values.shape[2])
-        own = torch.stack([count, mean, variance]).double()[None]
-        parts = self._exchange.parts(name, own, [1] * self._group.size, 0)
-        scale, shift = _merged(torch.cat(parts), module)
-        shape = (*scale.shape, *[1] * (x.ndim - 2))
-        return (x.to(wide) * scale.to(wide).view(shape) + shift.to(wide).view(shape)).to(x.dtype)
+        own = moments_of(x.flatten(2).transpose(1, 2)[:, None])
+        everybodys = torch.cat(self._exchange.parts(name, own, [1] * self._group.size, 1), 1)
+        affine = module.weight, module.bias, module.num_groups, module.eps
+        return applied(x, norm_from(everybodys, *affine), False)
 
 
 def _attends_to_itself(module: nn.Module) -> bool:
@@ -507,21 +342,6 @@ def patch_parallel(
     finally:
         for patch in reversed(patches):
             take(patch)
-
-
-def _merged(parts: torch.Tensor, module: nn.GroupNorm) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and shift (N, C) from (ranks, 3, N, groups) of count, mean and variance."""
-    count, mean, variance = parts.unbind(1)
-    total = count.sum(0)
-    together = (count * mean).sum(0) / total
-    spread = (count * (variance + (mean - together) ** 2)).sum(0) / total
-    each = module.num_channels // module.num_groups
-    scale = (spread + module.eps).rsqrt().repeat_interleave(each, 1)
-    shift = -together.repeat_interleave(each, 1) * scale
-    if module.affine:
-        gamma = module.weight.detach().double()
-        scale, shift = scale * gamma, shift * gamma + module.bias.detach().double()
-    return scale, shift
 
 
 def _prompt(args: Any, kwargs: Any) -> Any:
