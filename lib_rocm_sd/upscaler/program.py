@@ -71,7 +71,7 @@ class Upscaler(BandedProgram[Network, Chain]):
         return PART
 
     @property
-    def _dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         return self._in_dtype
 
     @property
@@ -87,12 +87,12 @@ class Upscaler(BandedProgram[Network, Chain]):
             raise ValueError(f"a picture without pixels: {tuple(image.shape)}")
 
     def _prepared(self) -> dict[int, ReadyConv]:
-        return prepare(self._recipe, SCALES[self._scale], self._dtype)
+        return prepare(self._recipe, SCALES[self._scale], self.dtype)
 
     def _scaled(self, request: Request) -> torch.Tensor:
         result = None if self._hopeless else super()._scaled(request)
         if result is None or self._hopeless:
-            raise Overflow(f"the upscaler's values do not fit {self._dtype}")
+            raise Overflow(f"the upscaler's values do not fit {self.dtype}")
         return result
 
     def _new_plans(

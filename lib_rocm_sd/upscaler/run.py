@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.functional import conv, linear
 from lib_rocm_sd.ops.conv.problem import Band
+from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.upscaler.plan import last_uses
 from lib_rocm_sd.upscaler.steps import ConvStep, EnlargeStep, GateStep
 from lib_rocm_sd.upscaler.trace import Action, Buffer, Chain
@@ -153,33 +153,23 @@ def _convolve(
 ) -> torch.Tensor:
     step, source = ready.step, action.source
     assert source is not None
-    if ready.weights is None:
-        assert ready.matrix is not None
-        y = linear(x, *ready.matrix, session=run.session)
-    else:
-        chain = run.chain
-        whole = source == chain.rows(step.reads[0]) and action.made == chain.rows(action.image)
-        above = rows_above(step.kind, action.made, source)
-        band = None if whole else Band(above, action.made[1] - action.made[0])
-        y, _ = conv(
-            *(step.kind, x, ready.weights),
-            overflow=run.overflow,
-            band=band,
-            out=out,
-            session=run.session,
-        )
-    y = _activated(y, step.activation, ready.slope)
-    for residual, image in zip(step.residuals, residuals, strict=True):
-        y = y.mul_(residual.scale).add_(image)
-    return y if out is None or y is out else out.copy_(y)
-
-
-def _activated(y: torch.Tensor, activation: str, slope: float | torch.Tensor) -> torch.Tensor:
-    if activation == "silu":
-        return F.silu(y, inplace=True)
-    if isinstance(slope, torch.Tensor):
-        return y.copy_(torch.where(y < 0, y * slope.to(y), y))
-    return F.leaky_relu(y, slope, inplace=True) if activation == "leaky relu" else y
+    if not isinstance(ready.weights, ConvWeights):
+        y = linear(x, *ready.weights, session=run.session)
+        return y if out is None else out.copy_(y)
+    chain, (first, last) = run.chain, action.made
+    whole = source == chain.rows(step.reads[0]) and action.made == chain.rows(action.image)
+    shortcut, second = [*residuals, None, None][:2]
+    y, _ = conv(
+        *(step.kind, x, ready.weights),
+        shortcut=shortcut,
+        overflow=run.overflow,
+        band=None if whole else Band(rows_above(step.kind, action.made, source), last - first),
+        out=out,
+        session=run.session,
+        epilogue=ready.epilogue,
+        second=second,
+    )
+    return y
 
 
 def run_plan(run: Run, plan: BandPlan, picture: Source, result: Sink) -> None:

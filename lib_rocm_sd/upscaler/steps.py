@@ -49,8 +49,8 @@ class Residual:
 class ConvStep:
     """A convolution of the images `reads`, whose channels lie side by side.
 
-    `kind`: 3x3, 1x1, or upsample: nearest x2, then 3x3. `activation`: one of ACTIVATIONS, before
-    the `residuals`, which are added one after the other.
+    `kind`: 3x3, 1x1, or upsample: nearest x2, then 3x3. `activation`: one of conv's ACTIVATIONS,
+    before the `residuals`, up to two, which are added one after the other. A 1x1 has neither.
     """
 
     name: str
@@ -64,6 +64,12 @@ class ConvStep:
     @property
     def uses(self) -> tuple[int, ...]:
         return (*self.reads, *(residual.image for residual in self.residuals))
+
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether more is done with the convolution than to add one image."""
+        scaled = any(residual.scale != 1 for residual in self.residuals)
+        return self.activation != "none" or scaled or len(self.residuals) > 1
 
     @property
     def growth(self) -> int:
@@ -82,9 +88,6 @@ class ConvStep:
         """Multiplications and additions for so many pixels of output."""
         taps = {"3x3": 9, "1x1": 1, "upsample": 4}[self.kind]
         return 2 * pixels * taps * self.layer.in_channels * self.layer.out_channels
-
-
-ACTIVATIONS = ("none", "leaky relu", "prelu", "silu")
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lib_rocm_sd.ops.conv.problem import Epilogue
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.upscaler.steps import ConvStep, Network, Slope
+from lib_rocm_sd.upscaler.steps import ConvStep, Network
 
 SCALES = (1.0, 2.0**-5, 2.0**-10, 2.0**-15)
 """Tried in order where fp16 overflows."""
@@ -23,14 +24,11 @@ SCALES = (1.0, 2.0**-5, 2.0**-10, 2.0**-15)
 
 @dataclass(frozen=True, eq=False)
 class ReadyConv:
-    """A ConvStep with its weights; of a 1x1 one weight (Co, Ci) and bias (Co). `slope`: a factor,
-    or one (Co) for each channel.
-    """
+    """A ConvStep with its weights, of a 1x1 one weight (Co, Ci) and bias (Co)."""
 
     step: ConvStep
-    weights: ConvWeights | None
-    matrix: tuple[torch.Tensor, torch.Tensor | None] | None
-    slope: float | torch.Tensor
+    weights: ConvWeights | tuple[torch.Tensor, torch.Tensor | None]
+    epilogue: Epilogue | None
 
 
 def prepare(network: Network, scale: float, dtype: torch.dtype) -> dict[int, ReadyConv]:
@@ -53,19 +51,25 @@ def _ready(
     weight = _padded(weight, [network.channels[image] for image in step.reads])
     if bias is not None:
         bias = F.pad(bias.detach().to(wide) * after, (0, weight.shape[0] - bias.shape[0]))
-    slope = _slopes(step.slope, step.layer.out_channels, wide)
     if step.kind == "1x1":
         matrix = weight.flatten(1).to(dtype), None if bias is None else bias.to(dtype)
-        return ReadyConv(step, None, matrix, slope)
+        return ReadyConv(step, matrix, None)
+    slopes = None
+    if isinstance(step.slope, nn.PReLU):
+        channels = step.layer.out_channels
+        slopes = F.pad(step.slope.weight.detach().to(wide).expand(channels), (0, -channels % 16))
     # Those of an upsampling one are added up before they are rounded.
     weight = weight if step.kind == "upsample" else weight.to(dtype)
-    return ReadyConv(step, ConvWeights(weight, bias), None, slope)
+    return ReadyConv(step, ConvWeights(weight, bias, slopes=slopes), _epilogue(step))
 
 
-def _slopes(slope: Slope, channels: int, dtype: torch.dtype) -> float | torch.Tensor:
-    if not isinstance(slope, nn.PReLU):
-        return slope
-    return F.pad(slope.weight.detach().to(dtype).expand(channels), (0, -channels % 16))
+def _epilogue(step: ConvStep) -> Epilogue | None:
+    """None where a convolution and a plain residual are all."""
+    if not step.has_epilogue:
+        return None
+    slope = 0.0 if isinstance(step.slope, nn.PReLU) else step.slope
+    scales = [residual.scale for residual in step.residuals]
+    return Epilogue(step.activation, slope, *scales)
 
 
 def _padded(weight: torch.Tensor, parts: Sequence[int]) -> torch.Tensor:

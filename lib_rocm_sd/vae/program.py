@@ -265,7 +265,7 @@ class BandedProgram(ABC, Generic[R, L]):
         return next(self._module.parameters())
 
     @property
-    def _dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         """In which images are computed."""
         return self._weight.dtype
 
@@ -280,7 +280,7 @@ class BandedProgram(ABC, Generic[R, L]):
     def _scaled(self, request: Request) -> torch.Tensor:
         """Run, and where fp16 overflows run again with smaller values between the steps."""
         role = self._recipe.role
-        fallible = self._dtype == torch.float16
+        fallible = self.dtype == torch.float16
         while fallible and not self._hopeless:
             try:
                 output: torch.Tensor | None = self._within(request, strict=True)
@@ -307,7 +307,7 @@ class BandedProgram(ABC, Generic[R, L]):
         """Run the plan; where memory is short after all, plan with half, until that is no less."""
         if not self._ready:
             self._ready = self._prepared()
-        image, dtype, session = request.image, self._dtype, request.session
+        image, dtype, session = request.image, self.dtype, request.session
         size = (max(image.shape[0], 1), *image.shape[2:])
         key = (size, request.wish, session.headroom_bytes)
         short = self._short.get(key)

@@ -118,7 +118,7 @@ class Reader:
         return self.last
 
     def activation(self, module: Any, name: str) -> tuple[str, Slope]:
-        """Of a module: one of ACTIVATIONS, and a slope."""
+        """A module's kind, one of conv's ACTIVATIONS, and slope."""
         slope: Slope = 0.0
         if type(module) is nn.PReLU:
             slope, kind = module, "prelu"
