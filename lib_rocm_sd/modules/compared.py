@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.ops.conv.torch import no_search, searches
+from lib_rocm_sd.ops.conv.torch import Flags, no_search, searches
 
 VARIABLE = "ROCM_SD_SPOT_CHECK"
 """0: nothing is compared. The WebUI has a setting for it."""
@@ -29,7 +29,7 @@ def without_search() -> AbstractContextManager[Any]:
     """The host's convolutions must not begin MIOpen's search for an algorithm, which can take
     minutes: a torch that cannot keep MIOpen from it computes them without.
     """
-    return _without_miopen() if searches() else no_search()
+    return _WITHOUT_MIOPEN if searches() else no_search()
 
 
 @contextmanager
@@ -40,6 +40,9 @@ def _without_miopen() -> Iterator[None]:
         yield
     finally:
         torch._C._set_cudnn_enabled(before)
+
+
+_WITHOUT_MIOPEN = Flags(_without_miopen)
 
 
 def difference(apart: float, added: float, whole: float, epsilon: float) -> str:

@@ -8,8 +8,9 @@ what the host would have done, is measured never and runs where all else failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ def no_search() -> AbstractContextManager[Any]:
     """torch's convolutions are computed without a search for the fastest algorithm."""
     if torch.version.hip is None and not torch.backends.cudnn.benchmark:
         return _NOTHING
-    return _without_search()
+    return _WITHOUT_SEARCH
 
 
 @contextmanager
@@ -53,7 +54,30 @@ def _without_search() -> Iterator[None]:
         yield
 
 
+class Flags(AbstractContextManager[None]):
+    """Flags of the process that several threads set at once, by what `setting` makes: the first
+    sets them, the last puts them back.
+    """
+
+    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._setting, self._stack = setting, ExitStack()
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._stack.enter_context(self._setting())
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._stack.close()
+
+
 _NOTHING: AbstractContextManager[Any] = nullcontext()
+_WITHOUT_SEARCH = Flags(_without_search)
 
 
 def searches() -> bool:

@@ -166,3 +166,16 @@ def test_no_search_puts_the_flags_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with search.no_search():
         assert not torch.backends.cudnn.benchmark
     assert torch.backends.cudnn.benchmark
+
+
+def test_threads_that_want_no_search_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that ends first leaves the other without a search, and the last puts it back."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    first, second = search.no_search(), search.no_search()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.cudnn.benchmark
+    second.__exit__(None, None, None)
+    assert torch.backends.cudnn.benchmark
