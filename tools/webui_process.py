@@ -58,7 +58,7 @@ def started(
             cwd=launcher.parent,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={"ROCM_SD_COMPARE_SPEED": "0", **os.environ, **(environment or {})},
         )
     running = Running(process, f"http://127.0.0.1:{port}/", log)
     try:

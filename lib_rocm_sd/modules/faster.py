@@ -1,9 +1,10 @@
 """Whether ours or the host's own is faster for whole calls of a model: measured once on a card.
 
-The first calls of a kind are made by ours, the next ones by the host's own, each timed by the
-device's events, for which nobody waits. Where ours comes out slower, both have another turn: a card
-that wakes up was slow in the first. Then the faster one computes all calls of that kind, also in
-later processes, until the card, its driver, torch or our kernels are others.
+Who computes is decided when a picture begins and holds until the next one does, so no picture is
+made by both. The first picture of a kind is ours, the next one the host's, each call timed by the
+device's events. Where ours comes out slower, both have another picture: a card that wakes up was
+slow in the first. Then the faster one makes all pictures of that kind, also in later processes,
+until the card, its driver, torch or our kernels are others.
 """
 
 from __future__ import annotations
@@ -23,54 +24,59 @@ import torch
 from torch import nn
 
 from lib_rocm_sd import cache
-from lib_rocm_sd.device import identify
+from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.engine.engine import engine, is_compiling
 from lib_rocm_sd.engine.measure import stamp
 from lib_rocm_sd.engine.memory import is_recording
+from lib_rocm_sd.graphs.device import obstacle
 from lib_rocm_sd.modules.compared import without_search
+from lib_rocm_sd.modules.patches import is_the_classs, named
+from lib_rocm_sd.ops.conv.torch import searches
+from lib_rocm_sd.runtime import background
 from lib_rocm_sd.trials import place
 from lib_rocm_sd.trials.gate import GateState
 
 VARIABLE = "ROCM_SD_COMPARE_SPEED"
-"""0: nothing is timed, and ours computes whatever it can."""
+"""0: nothing is timed, and ours computes whatever it can. The WebUI has a setting for it."""
 SETTLING = {True: 4, False: 2}
-"""Calls at the beginning of a turn of ours, and of the host's, that do not count: weights are laid,
-launches are recorded.
+"""Calls after a switch to ours, and to the host's, that do not count: weights are laid, launches
+are recorded.
 """
 TIMED = 5
+"""Calls of each side that are compared."""
 PAIRS = 2
-"""Pairs of turns after which ours is left: the first may have been a card's that wakes up."""
+"""Times that ours must come out slower before it is left."""
+DISTURBED = 3
+"""Times that plans or sizes changed after the host was timed, until a kind is timed no more."""
 MARGIN = 0.03
-LOOKED_AFTER = 20
-"""Calls after which it is looked whether the model is still the same."""
-OTHERS = 4
-"""Calls of other kinds in a row after which a kind is measured no more, until it comes again."""
 SUBJECTS = ("sample", "hidden_states")
 """What models call the image that they are given."""
 MOST_KEPT = 400
 KIND, FILE = "tune", "models.json"
 """Where verdicts are kept (cache.py), for each GPU."""
-FASTER = "the host's own is faster here"
-BEING_TIMED = "the host's own is being timed, once"
+OURS = __name__.partition(".")[0]
 
-Took = Callable[[], "float | None"]
-"""How many ms a call took; None where the device has not done it yet."""
+Took = Callable[[], float]
+"""How many ms a call took, when the device has done it."""
 
 
 _of_thread = threading.local()
 
 
 def is_wanted() -> bool:
-    """Whether whole models are compared: where somebody asks for it, until a card has shown that
-    verdicts are right beside offloading, other levels and MIOpen.
-    """
-    return os.environ.get(VARIABLE, "") == "1" and not getattr(_of_thread, "rests", False)
+    """Whether whole models are compared, where a host has no setting for it."""
+    return os.environ.get(VARIABLE, "") != "0"
+
+
+def is_resting() -> bool:
+    """Whether this thread has ours whatever is faster."""
+    return getattr(_of_thread, "rests", False)
 
 
 @contextmanager
 def ours_whatever() -> Iterator[None]:
     """Within this, ours computes what it can in this thread, also what is slower: to measure it."""
-    before = getattr(_of_thread, "rests", False)
+    before = is_resting()
     _of_thread.rests = True
     try:
         yield
@@ -93,6 +99,10 @@ class Verdict:
         vary = max(_varies(ours_ms), _varies(theirs_ms))
         return cls(mine, theirs, mine - theirs <= max(MARGIN * theirs, vary))
 
+    def against_ours(self, theirs: str) -> str:
+        """What the host has, by its name for people, and both times."""
+        return f"{theirs} is faster here, {self.theirs_ms:.1f} ms for {self.ours_ms:.1f}"
+
 
 def _varies(times: list[float]) -> float:
     """From the second fastest to the second slowest."""
@@ -102,200 +112,198 @@ def _varies(times: list[float]) -> float:
 
 @dataclass
 class _Kind:
-    """One kind of call. `turn`: whether ours has it; `calls`: made in it."""
+    """One kind of call on one device, of all models that look alike. `took`: calls of ours and of
+    the host's that count; `shape`, `quiet`: of the image, and of plans, that these hold for;
+    `pairs`: in which ours was slower.
+    """
 
     key: str
     device: torch.device
     verdict: Verdict | None
-    turn: bool = True
-    calls: int = 0
+    took: dict[bool, list[Took]] = field(default_factory=lambda: {True: [], False: []})
+    shape: tuple[int, ...] = ()
+    quiet: Hashable = None
     pairs: int = 0
-    seen: int = 0
-    under_way: list[tuple[bool, Took]] = field(default_factory=list)
-    times: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+    disturbed: int = 0
 
-    def begin(self, pairs: int = 0) -> None:
-        """A pair of turns begins, ours first."""
-        self.turn, self.calls, self.pairs = True, 0, pairs
-        self.under_way, self.times = [], {True: [], False: []}
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are timed: it is not decided, and can be."""
+        return self.verdict is None and self.disturbed < DISTURBED
 
-    def collect(self) -> None:
-        """Take in what the device has done."""
-        while self.under_way:
-            whose, took = self.under_way[0]
-            ms = took()
-            if ms is None:
-                return
-            self.times[whose].append(ms)
-            del self.under_way[0]
+    def forget(self) -> None:
+        """Count nothing of what was timed."""
+        self.disturbed += bool(self.took[False])
+        self.took = {True: [], False: []}
 
-    def is_timed(self) -> bool:
-        """Whether the call that is made now counts."""
-        return SETTLING[self.turn] < self.calls <= SETTLING[self.turn] + TIMED
+    def is_quiet(self) -> bool:
+        """Whether plans are those of the last call. If not, what was timed counts no more."""
+        quiet = _quiet()
+        same = quiet is not None and quiet == self.quiet
+        if not same:
+            self.quiet = quiet
+            self.forget()
+        return same
+
+    def is_ours(self, shape: tuple[int, ...]) -> bool:
+        """Whether ours makes the picture that begins, of an image of this shape. Waits for calls of
+        the last one.
+        """
+        quiet = self.is_open and self.is_quiet()
+        if quiet and not (self.lacks(True) or self.lacks(False)):
+            self._decide()
+        if self.verdict is not None:
+            return self.verdict.ours
+        if shape != self.shape:
+            self.shape = shape
+            self.forget()
+        return not quiet or self.lacks(True)
+
+    def lacks(self, ours: bool) -> bool:
+        """Whether too few calls of a side were timed."""
+        return len(self.took[ours]) < TIMED
+
+    def _decide(self) -> None:
+        ours_ms, theirs_ms = ([took() for took in self.took[ours]] for ours in (True, False))
+        verdict = Verdict.of(ours_ms, theirs_ms)
+        self.took = {True: [], False: []}
+        self.pairs += 1
+        if verdict.ours or self.pairs >= PAIRS:
+            self.verdict = verdict
+            _save(self)
+
+
+_lock = threading.RLock()
+_kinds: dict[tuple[str, torch.device], _Kind] = {}
+"""Of this process: models come and go."""
 
 
 class Contest:
-    """Decides for one model, whose calls all come through `call`. Threads may call at once.
+    """Decides for one model, which is not held. Threads may call it at once.
 
     `switch(True)` puts ours into the model, which has it at first; `switch(False)` leaves it as the
-    host's. `content()` says what of ours is in it. `tell` is told of each verdict against ours. The
-    model is not held, but by what `switch` and `content` hold.
+    host's. `setting()` says what beside the model decides how fast calls are: the level, who
+    computes attention; None where nothing is to be compared. `theirs` is what the host has in the
+    place of ours, for people; `tell` is told of each verdict against ours.
     """
 
     def __init__(
         self,
         model: nn.Module,
         switch: Callable[[bool], None],
-        content: Callable[[], str],
+        setting: Callable[[], str | None],
+        theirs: str,
         tell: Callable[[str], None],
     ) -> None:
-        self.model, self._switch, self._tell = ref(model), switch, tell
-        self._content, self._is = content, ""
-        self._lock = threading.RLock()
-        self._kinds: dict[Hashable, _Kind] = {}
-        self._measured: _Kind | None = None
-        self._others = 0
-        self._quiet: Hashable = None
+        self.model, self._switch, self._setting = ref(model), switch, setting
+        self._theirs, self._tell = theirs, tell
+        self._pictures = threading.local()
+        self._kind: _Kind | None = None
+        self._asked: tuple[str, tuple[int, ...]] = "", ()
+        self._calls = self._running = self._overlaps = 0
         self._ended = False
+        self._slower: dict[str, str] = {}
         self.holds = True
         """Whether ours is in the model now."""
 
     @property
     def slower(self) -> list[str]:
-        """Why the host computes calls of some kinds, for people."""
-        verdicts = [kind.verdict for kind in list(self._kinds.values())]
-        return [_words(each) for each in verdicts if each is not None and not each.ours]
+        """Why the host makes pictures of some kinds, for people."""
+        return list(dict.fromkeys(list(self._slower.values())))
 
     @property
     def why_theirs(self) -> str:
         """Why the host computes now; empty while ours does."""
-        return "" if self.holds else "; ".join(self.slower) or BEING_TIMED
+        kind = self._kind
+        if self.holds or is_resting():
+            return ""
+        timed = f"{self._theirs} is being timed, once"
+        return timed if kind is None else self._slower.get(kind.key, timed)
 
     @property
-    def is_measuring(self) -> bool:
-        """Whether calls of some kind are timed now."""
-        return self._measured is not None
+    def is_timing_theirs(self) -> bool:
+        """Whether the host makes this picture to be timed."""
+        return not self.holds and self._kind is not None and self._kind.is_open
 
     def end(self) -> None:
         """Switch no more, and leave the calls as they come."""
-        with self._lock:
-            self._ended = True
+        self._ended = True
 
-    def call(self, args: Any, kwargs: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-        """What `compute` gives: the model's forward of these arguments."""
-        after, done = self.before(args, kwargs), False
-        try:
-            made = compute()
-            done = True
-        finally:
-            after(done)
-        return made
+    def before(self, picture: Any, args: Any, kwargs: Mapping[str, Any]) -> Callable[[bool], None]:
+        """The model is about to be called with these arguments. `picture` is another object where
+        a picture begins; None where that is not known. Then its first call decides who makes it.
 
-    def before(self, args: Any, kwargs: Mapping[str, Any]) -> Callable[[bool], None]:
-        """The model's forward is about to be called with these arguments: ours is put into it, or
-        taken out of it. The function that is given is to be called at the end, with whether the
-        call has come to one.
+        The function that is given is to be called when the call ends, with whether that has a
+        result.
         """
         subject = _subject(args, kwargs)
-        if subject is None or torch.is_grad_enabled() or not is_card(subject.device):
+        if is_compiling() or is_resting() or subject is None or is_recording(subject.device):
             return _nothing
-        device = subject.device
-        if is_compiling() or is_recording(device):
-            return _nothing
-        with self._lock:
-            if self._ended:
-                return _nothing
-            kind = self._kind(_description(subject, args, kwargs), device)
-            self._others = 0 if kind is self._measured else self._others + 1
-            if self._others > OTHERS:
-                self._measured = None
-            timed = kind.verdict is None and self._advance(kind)
-            ours = self._whose(kind)
-            if ours != self.holds:
-                self.holds = ours
-                self._switch(ours)
-        if kind is not self._measured:
-            return _nothing
-        end, stack = begin(device) if timed else None, ExitStack()
-        if not ours:
+        asked = _description(subject, args, kwargs), tuple(subject.shape)
+        with _lock:
+            if self._begins(picture):
+                self._asked = asked
+                self._begin(*asked, subject.device)
+            self._overlaps += bool(self._running)
+            self._running += 1
+            kind, ours, overlaps = self._kind, self.holds, self._overlaps
+            timed = asked == self._asked and self._is_timed()
+        stack = ExitStack()
+        if not ours and kind is not None and kind.is_open:
             stack.enter_context(without_search())
+        end = begin(subject.device) if timed else None
 
         def after(done: bool) -> None:
             stack.close()
-            if end is not None and done:
-                kind.under_way.append((ours, end()))
+            took = None if end is None else end()
+            with _lock:
+                self._running -= 1
+                if kind is not None and took is not None and done and overlaps == self._overlaps:
+                    kind.took[ours].append(took)
 
         return after
 
-    def _whose(self, kind: _Kind) -> bool:
-        """Ours or the host's. While another kind is measured nothing is switched."""
-        if self._measured is not None and kind is not self._measured:
-            return self.holds
-        return kind.turn if kind.verdict is None else kind.verdict.ours
+    def _begins(self, picture: Any) -> bool:
+        """Whether this thread's picture is another one now. Nobody's is switched amid a call."""
+        last = getattr(self._pictures, "last", None)
+        self._pictures.last = picture
+        return not (picture is None or picture is last or self._running or self._ended)
 
-    def _kind(self, description: str, device: torch.device) -> _Kind:
-        """The kind of a call, another one where the model was changed meanwhile."""
-        kind = self._kinds.get((description, device))
-        if kind is not None:
-            kind.seen += 1
-            if kind.seen % LOOKED_AFTER:
-                return kind
-        if self.holds:
-            self._is = self._content()
-        key = f"{_looks(self.model())}; {self._is}; {description}"
-        if kind is None or kind.key != key:
-            if kind is self._measured:
-                self._measured = None
-            kind = _Kind(key, device, _load(device).get(key))
-            self._kinds[description, device] = kind
-            self._say(kind)
-        return kind
+    def _begin(self, description: str, shape: tuple[int, ...], device: torch.device) -> None:
+        """A picture begins by such a call."""
+        kind, can = None, not torch.is_grad_enabled() and is_compared_on(device)
+        setting = self._setting() if can else None
+        if setting is not None:
+            kind = _kind_of(f"{_looks(self.model())}; {setting}; {description}", device)
+        ours = kind is None or kind.is_ours(shape)
+        if ours != self.holds or kind is not self._kind:
+            self._calls = 0
+        self._kind = kind
+        if kind is not None and kind.verdict is not None and not kind.verdict.ours:
+            self._say(kind.key, kind.verdict)
+        if ours != self.holds:
+            self.holds = ours
+            self._switch(ours)
 
-    def _advance(self, kind: _Kind) -> bool:
-        """Another call of a kind without a verdict comes: whether it is timed."""
-        quiet = _quiet()
-        if self._measured is None:
-            self._measured = kind
-            kind.begin()
-        if kind is not self._measured:
+    def _say(self, key: str, verdict: Verdict) -> None:
+        if key not in self._slower:
+            self._slower[key] = verdict.against_ours(self._theirs)
+            self._tell(self._slower[key])
+
+    def _is_timed(self) -> bool:
+        """Whether a call of the picture's kind counts, by what it is called after."""
+        kind = self._kind
+        if kind is None or not kind.is_open:
             return False
-        if quiet is None or (kind.turn and quiet != self._quiet):
-            self._quiet = quiet
-            kind.begin(kind.pairs)
+        if not kind.is_quiet():
+            self._calls = 0
             return False
-        kind.collect()
-        kind.calls += 1
-        if kind.calls <= SETTLING[kind.turn] + TIMED:
-            return kind.is_timed()
-        if kind.turn:
-            kind.turn, kind.calls = False, 1
-        elif not (kind.under_way or all(kind.times.values())):  # calls failed
-            kind.begin(kind.pairs)
-        elif not kind.under_way:
-            self._decide(kind)
-        return False
-
-    def _decide(self, kind: _Kind) -> None:
-        verdict = Verdict.of(kind.times[True], kind.times[False])
-        if not verdict.ours and kind.pairs + 1 < PAIRS:
-            kind.begin(kind.pairs + 1)
-            kind.calls = 1
-            return
-        kind.verdict, self._measured = verdict, None
-        _save(kind, verdict)
-        self._say(kind)
-
-    def _say(self, kind: _Kind) -> None:
-        if kind.verdict is not None and not kind.verdict.ours:
-            self._tell(f"{type(self.model()).__name__}: {_words(kind.verdict)}")
-
-
-def _words(verdict: Verdict) -> str:
-    return f"{FASTER}, {verdict.theirs_ms:.1f} ms for {verdict.ours_ms:.1f}"
+        self._calls += 1
+        return self._calls > SETTLING[self.holds] and kind.lacks(self.holds)
 
 
 def _nothing(done: bool) -> None:
-    """A call that is not for a contest ends."""
+    """A call that no contest looks at ends."""
 
 
 def begin(device: torch.device) -> Callable[[], Took]:
@@ -307,70 +315,121 @@ def begin(device: torch.device) -> Callable[[], Took]:
     def end() -> Took:
         with torch.cuda.device(device):
             last.record()
-        return lambda: first.elapsed_time(last) if last.query() else None
+        return took
+
+    def took() -> float:
+        last.synchronize()
+        return first.elapsed_time(last)
 
     return end
 
 
-def is_card(device: torch.device) -> bool:
-    """Whether kernels of ours run there."""
+def is_compared_on(device: torch.device) -> bool:
+    """Whether kernels of ours run there, and the host's convolutions without a search, which would
+    be timed, or would have to be kept from what they are to find.
+    """
     info = identify(device)
-    return info.arch is not None and not info.reasons
+    can = info.arch is not None and not info.reasons
+    return can and not searches() and not torch.backends.cudnn.benchmark
 
 
 def _quiet() -> Hashable:
-    """Equal while plans stay as they are; None while kernels are being tried."""
+    """Equal while plans stay as they are; None while kernels are being compiled, tried or measured,
+    or wait to be.
+    """
     state: GateState = getattr(engine.gate, "state", GateState)()
-    return None if state.running else engine.drops
+    busy = state.running or background.state().running or engine.unmeasured
+    return None if busy else engine.drops
 
 
 def _subject(args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """The image that a model is given."""
-    named = (kwargs[name] for name in SUBJECTS if name in kwargs)
-    first = next(named, args[0] if args else None)
+    named_so = (kwargs[name] for name in SUBJECTS if name in kwargs)
+    first = next(named_so, args[0] if args else None)
     return first if isinstance(first, torch.Tensor) else None
 
 
 def _description(subject: torch.Tensor, args: Any, kwargs: Mapping[str, Any]) -> str:
-    """What kind of call it is: the image's shape, and what else is given. Lengths of prompts are
-    not told apart, since a step may have two.
+    """What kind of call it is: the batch, the image's size to a power of two, and what else is
+    given. Lengths of prompts are not told apart, since a step may have two.
     """
+    batch = subject.shape[0] if subject.ndim else 1
+    size = f"{batch} x 2^{(subject.numel() // max(batch, 1)).bit_length()}"
     more = sorted(name for name, value in kwargs.items() if value is not None)
-    return f"{tuple(subject.shape)} {subject.dtype}, {len(args)} given, {', '.join(more)}"
+    return f"{size} values in {subject.dtype}, {len(args)} given, {', '.join(more)}"
 
 
 def _looks(model: nn.Module | None) -> str:
-    """What a model is made of, adapters and processors with weights among it."""
+    """What a model is made of: adapters, processors with weights, and forwards that others have
+    replaced among it.
+    """
     if model is None:
         return "no model"
-    names = Counter(type(module).__qualname__ for module in model.modules())
-    count = sum(parameter.numel() for parameter in model.parameters())
-    digest = cache.key_of(*(f"{name} {times}" for name, times in sorted(names.items())))
+    found, count = Counter[str](), 0
+    for module in model.modules():
+        found[type(module).__qualname__] += 1
+        forward = vars(module).get("forward")
+        if forward is not None and not _is_plain(forward, module):
+            found[named(forward)] += 1
+    for parameter in model.parameters():
+        found[str(parameter.dtype)] += 1
+        count += parameter.numel()
+    digest = cache.key_of(*(f"{name} {times}" for name, times in sorted(found.items())))
     return f"{type(model).__name__} {digest[:16]}, {count} parameters"
 
 
+def _is_plain(forward: Any, module: nn.Module) -> bool:
+    """Whether a module's forward is ours, or its class's."""
+    return type(forward).__module__.startswith(OURS) or is_the_classs(forward, module)
+
+
+def _kind_of(key: str, device: torch.device) -> _Kind:
+    """A kind of this process, with what earlier ones have found out."""
+    key = f"{key}; graphs: {obstacle(device) or 'on'}"
+    kind = _kinds.get((key, device))
+    if kind is None:
+        kind = _kinds[key, device] = _Kind(key, device, _load(device).get(key))
+    return kind
+
+
+def verdicts(info: DeviceInfo) -> dict[str, Verdict]:
+    """What was found out on a card by this torch and these kernels, by kind of call."""
+    content = _content(info)
+    return _rows(content) if str(content.get("stamp")).startswith(stamp(info)) else {}
+
+
 def _load(device: torch.device) -> dict[str, Verdict]:
-    """What is known of calls on this card; nothing where the file is damaged, or of other times."""
-    data = cache.read(KIND, _file(device))
+    """What is known of calls on this card."""
+    content = _content(identify(device))
+    return _rows(content) if content.get("stamp") == _stamp(device) else {}
+
+
+def _content(info: DeviceInfo) -> dict[str, Any]:
     try:
-        content = json.loads(data or b"{}")
-        if content.get("stamp") != _stamp(device):
-            return {}
-        rows = content["rows"].items()
+        content = json.loads(cache.read(KIND, _file(info)) or b"{}")
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _rows(content: Mapping[str, Any]) -> dict[str, Verdict]:
+    try:
+        rows = content.get("rows", {}).items()
         return {key: Verdict(float(a), float(b), bool(ours)) for key, (a, b, ours) in rows}
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return {}
 
 
-def _save(kind: _Kind, verdict: Verdict) -> None:
-    rows = {**_load(kind.device), kind.key: verdict}
+def _save(kind: _Kind) -> None:
+    assert kind.verdict is not None
+    rows = {**_load(kind.device), kind.key: kind.verdict}
     kept = {key: astuple(each) for key, each in list(rows.items())[-MOST_KEPT:]}
     document = {"stamp": _stamp(kind.device), "rows": kept}
-    cache.write(KIND, _file(kind.device), json.dumps(document, indent=1).encode())
+    data = json.dumps(document, indent=1).encode()
+    cache.write(KIND, _file(identify(kind.device)), data)
 
 
-def _file(device: torch.device) -> str:
-    info = identify(device)
+def _file(info: DeviceInfo) -> str:
     return f"{info.gfx or info.backend}/{FILE}"
 
 

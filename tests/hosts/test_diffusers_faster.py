@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import torch
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab.model_cases import CASES, Scene
 from lib_rocm_sd.modules import faster
+from lib_rocm_sd.policy import MEMORY
 from lib_rocm_sd.report import Report
 from tests.vae.vae_models import needs_half
 
@@ -24,7 +24,8 @@ from lib_rocm_sd.hosts.diffusers import faster as hosted
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 
 pytestmark = [needs_half, pytest.mark.usefixtures("fresh_cache", "card")]
-CPU, STEPS = torch.device("cpu"), 10
+CPU, PICTURES = torch.device("cpu"), 5
+"""Enough for two of both sides, and one of who is faster."""
 SLOWER = (
     *("SD 1.5, LoRA", "SD 1.5, LoRA, fused", "Kandinsky 2.2", "PixArt-Alpha 512x512", "SD 3"),
     "SD 1.5, ControlNet",
@@ -34,23 +35,17 @@ MS = {"ours": 9.9, "theirs": 5.5}
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU that plays one, on which ours takes longer. Of each turn one call is timed."""
-    monkeypatch.setenv(faster.VARIABLE, "1")
-    monkeypatch.setattr(faster, "is_card", lambda device: True)
+    """A CPU that plays one, on which ours takes longer. One call of a picture is timed."""
+    monkeypatch.delenv(faster.VARIABLE)
+    monkeypatch.setattr(faster, "is_compared_on", lambda device: True)
     monkeypatch.setattr(faster, "SETTLING", {True: 1, False: 1})
     monkeypatch.setattr(faster, "TIMED", 1)
-    places: list[Any] = []
-    switch = hosted._Ours.switch
-
-    def switched(ours: Any, now: bool) -> None:
-        places[:] = [] if now else [ours]
-        switch(ours, now)
+    monkeypatch.setattr(faster, "_kinds", {})
 
     def begin(device: torch.device) -> Callable[[], Callable[[], float]]:
-        ms = MS["theirs"] if places else MS["ours"]
+        ms = MS["ours" if any(map(is_ours, Pipeline.last.modules())) else "theirs"]
         return lambda: lambda: ms
 
-    monkeypatch.setattr(hosted._Ours, "switch", switched)
     monkeypatch.setattr(faster, "begin", begin)
 
 
@@ -61,35 +56,60 @@ def scene_of(name: str) -> Scene:
     return case.scene(CPU, torch.bfloat16, small=True)
 
 
-def steps(scene: Scene, count: int = 1) -> torch.Tensor:
-    with torch.no_grad():
-        for _ in range(count):
-            made = scene.step()
-    return made
+class Pipeline(SimpleNamespace):
+    """A scene's models, with a scheduler that makes other timesteps for each picture. `ours`: who
+    made each picture.
+    """
+
+    last: Pipeline
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(**scene.parts, scheduler=SimpleNamespace(timesteps=None))
+        self.scene, self.ours = scene, list[bool]()
+        Pipeline.last = self
+
+    def pictures(self, count: int = 1, steps: int = 2) -> list[torch.Tensor]:
+        """What the steps of each give, which are all alike and so made by the same."""
+        made = []
+        with torch.no_grad():
+            for _ in range(count):
+                self.scheduler.timesteps = torch.arange(steps)
+                first, *others = [self.scene.step() for _ in range(steps)]
+                assert all(torch.equal(each, first) for each in others)
+                made.append(first)
+                self.ours.append(any(map(is_ours, self.modules())))
+        return made
+
+    def modules(self) -> list[Any]:
+        return [module for part in self.scene.parts.values() for module in part.modules()]
 
 
-def patched(scene: Scene, **options: Any) -> Any:
-    return host.patched(SimpleNamespace(**scene.parts), unet=True, **options)
+def is_ours(module: Any) -> bool:
+    forward = type(vars(module).get("forward")).__name__
+    ours = forward in ("BlockStandIn", "ServedForward")
+    return ours or type(getattr(module, "processor", None)) is host.EngineAttnProcessor
 
 
 @pytest.mark.parametrize("name", SLOWER)
 def test_the_slower_way_is_not_taken(name: str) -> None:
     scene, report = scene_of(name), Report()
-    theirs = steps(scene)
+    pipeline = Pipeline(scene)
+    (theirs,) = pipeline.pictures()
     models = {type(part).__name__ for part in scene.parts.values()}
     processors = [m.processor for part in scene.parts.values() for m in attentions(part)]
-    with patched(scene, session=Session(report=report)) as patch:
-        steps(scene, STEPS)
-        assert set(patch.slower) == models
-        assert torch.equal(steps(scene), theirs)
+    with host.patched(pipeline, unet=True, session=Session(report=report)) as patch:
+        made = pipeline.pictures(PICTURES)
+        assert pipeline.ours[1:] == [True, False, True, False, False]
+        assert all(torch.equal(made[number], theirs) for number in (1, 3, 4))
+        assert torch.equal(made[0], made[2]) and set(patch.slower) == models
         now = [m.processor for part in scene.parts.values() for m in attentions(part)]
         assert all(a is b for a, b in zip(now, processors, strict=True))
     told = [event for event in report.snapshot()["events"] if "is faster here" in event]
     assert len(told) == len(models) and all("5.5 ms for 9.9" in each for each in told)
-    with patched(scene) as patch:  # known, in this process and the next one
-        assert torch.equal(steps(scene), theirs) and set(patch.slower) == models
-    assert torch.equal(steps(scene), theirs)
-    assert not any("forward" in vars(m) for part in scene.parts.values() for m in part.modules())
+    with host.patched(pipeline, unet=True) as patch:  # known, in this process and the next one
+        assert torch.equal(pipeline.pictures()[0], theirs) and set(patch.slower) == models
+    assert torch.equal(pipeline.pictures()[0], theirs)
+    assert not any("forward" in vars(m) or m._forward_hooks for m in pipeline.modules())
 
 
 def attentions(part: Any) -> list[Any]:
@@ -97,68 +117,135 @@ def attentions(part: Any) -> list[Any]:
 
 
 @pytest.fixture
-def pixart() -> Scene:
-    return scene_of("PixArt-Alpha 512x512")
+def pixart() -> Pipeline:
+    return Pipeline(scene_of("PixArt-Alpha 512x512"))
+
+
+def test_it_is_said_whose_attention_is_faster(pixart: Pipeline) -> None:
+    with host.patched(pixart) as patch:
+        pixart.pictures(PICTURES)
+        why = "torch's attention is faster here, 5.5 ms for 9.9"
+        assert patch.slower == {"PixArtTransformer2DModel": [why]}
+
+
+def test_a_with_block_for_each_picture(pixart: Pipeline) -> None:
+    for _ in range(PICTURES):
+        with host.patched(pixart):
+            pixart.pictures()
+    assert pixart.ours == [True, False, True, False, False]
 
 
 @pytest.mark.parametrize("off", ["variable", "argument"])
-def test_it_can_be_switched_off(pixart: Scene, off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_switched_off(
+    pixart: Pipeline, off: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if off == "variable":
         monkeypatch.setenv(faster.VARIABLE, "0")
-    with patched(pixart, compare=off == "variable") as patch:
-        steps(pixart, STEPS)
+    with host.patched(pixart, compare=off == "variable") as patch:
+        pixart.pictures(PICTURES)
         assert not patch.slower and not patch.contests
-        assert not any("forward" in vars(m) for m in pixart.parts["transformer"].modules())
+        assert not any(m._forward_pre_hooks for m in pixart.modules()) and all(pixart.ours)
 
 
 def test_ours_that_is_faster_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MS, "ours", 1.0)
-    scene = scene_of("SD 1.5")
-    with patched(scene) as patch:
-        ours = steps(scene)
-        assert torch.equal(steps(scene, STEPS), ours) and not patch.slower
+    pipeline = Pipeline(scene_of("SD 1.5"))
+    with host.patched(pipeline, unet=True) as patch:
+        first, theirs, *others = pipeline.pictures(PICTURES)
+        assert all(torch.equal(each, first) for each in others) and not patch.slower
+        assert not torch.equal(theirs, first)
         assert all(row.ours == row.total for row in patch.unet.rows())
 
 
-def test_a_copy_or_what_is_pickled_has_torchs_forward(pixart: Scene) -> None:
-    model = pixart.parts["transformer"]
-    with patched(pixart):
-        assert "forward" in vars(model)
+def test_without_a_scheduler_ours_stays() -> None:
+    scene = scene_of("SD 1.5")
+    with host.patched(SimpleNamespace(**scene.parts), unet=True) as patch, torch.no_grad():
+        made = [scene.step() for _ in range(8)]
+        assert all(torch.equal(each, made[0]) for each in made) and not patch.slower
+        assert all(row.ours == row.total for row in patch.unet.rows())
+
+
+def test_another_level_is_another_question(pixart: Pipeline) -> None:
+    with host.patched(pixart) as patch:
+        pixart.pictures(PICTURES)
+        assert patch.slower
+    with host.patched(pixart, session=Session(MEMORY)) as patch:
+        pixart.pictures()
+        assert pixart.ours[-2:] == [False, True] and not patch.slower
+
+
+def test_forwards_that_ranks_share_are_not_compared(pixart: Pipeline) -> None:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return type(pixart.transformer).forward(pixart.transformer, *args, **kwargs)
+
+    forward.does_more = True  # type: ignore[attr-defined]
+    pixart.transformer.forward = forward
+    with host.patched(pixart):
+        pixart.pictures(PICTURES)
+    assert all(pixart.ours)
+
+
+def test_offloading_amid_it_costs_no_hook(pixart: Pipeline) -> None:
+    """It replaces the model's forward and puts another back, before and after each picture."""
+    hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is not installed")
+    model = pixart.transformer
+    with host.patched(pixart) as patch:
+        for _ in range(PICTURES):
+            hooks.add_hook_to_module(model, hooks.ModelHook())
+            pixart.pictures()
+            hooks.remove_hook_from_module(model)
+        assert patch.slower and pixart.ours == [True, False, True, False, False]
+    assert not model._forward_hooks
+
+
+def test_a_copy_or_what_is_pickled_is_not_timed(pixart: Pipeline) -> None:
+    model = pixart.transformer
+    with host.patched(pixart) as patch:
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
-            assert type(other.forward).__name__ == "method"
-        names = inspect.signature(model.forward).parameters
-        assert list(names)[0] == "hidden_states" and "self" not in names
-    assert "forward" not in vars(model)
+            pixart.scene.parts["transformer"] = other
+            pixart.pictures(PICTURES)
+            assert not patch.slower and not any(pixart.ours)
+    assert not model._forward_hooks
 
 
-def test_inside_another_with(pixart: Scene) -> None:
-    with patched(pixart) as outer, patched(pixart) as inner:
-        steps(pixart, STEPS)
+def test_inside_another_with(pixart: Pipeline) -> None:
+    with host.patched(pixart) as outer, host.patched(pixart) as inner:
+        pixart.pictures(PICTURES)
         assert outer.slower and not inner.contests
 
 
-def test_a_processor_that_somebody_sets_meanwhile_stays(pixart: Scene) -> None:
+def test_a_processor_that_somebody_sets_meanwhile_stays(pixart: Pipeline) -> None:
     other = diffusers.models.attention_processor.AttnProcessor()
-    attn = pixart.parts["transformer"].transformer_blocks[0].attn1
-    with patched(pixart) as patch:
-        steps(pixart)
+    attn = pixart.transformer.transformer_blocks[0].attn1
+    with host.patched(pixart) as patch:
+        pixart.pictures()
         attn.processor = other
-        steps(pixart, STEPS)
+        pixart.pictures(PICTURES)
         assert patch.slower and attn.processor is other
     assert attn.processor is other
 
 
 def test_what_fails_in_a_switch_costs_no_step(
-    pixart: Scene, monkeypatch: pytest.MonkeyPatch
+    pixart: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: Any) -> None:
         raise RuntimeError("no room")
 
     report = Report()
-    with patched(pixart, session=Session(report=report)) as patch:
+    with host.patched(pixart, session=Session(report=report)) as patch:
         ours = patch.contests["PixArtTransformer2DModel"]
         monkeypatch.setattr(hosted.Attentions, "take_out", fails)
-        steps(pixart, STEPS)
+        pixart.pictures(2)
         monkeypatch.undo()
         assert not ours.holds
     assert any("no room" in event for event in report.snapshot()["events"])
+
+
+def test_what_fails_in_timing_costs_no_step(
+    pixart: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Report()
+    with host.patched(pixart, session=Session(report=report)):
+        monkeypatch.setattr(faster, "begin", lambda device: 1 // 0)
+        pixart.pictures()
+    assert any("not timed: ZeroDivisionError" in each for each in report.snapshot()["events"])

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -69,52 +70,48 @@ class ModelCall(Kept):
         tally.stands(self.reasons)
         if self.session is None:
             return executor(*args, **kwargs)
-        after = None
-        try:
-            after = self._timed(self.session, executor.class_obj, args, kwargs)
-            blocks = self._begun(self.session, executor.class_obj, args, kwargs)
-        except Exception as error:
-            tally.leave(UNET, f"ours failed: {trouble.once(error)}")
-            blocks = None
-        done = False
-        try:
+        with ExitStack() as stack:
+            try:
+                blocks = self._begun(stack, self.session, executor.class_obj, args, kwargs)
+            except Exception as error:
+                tally.leave(UNET, f"ours failed: {trouble.once(error)}")
+                blocks = None
             with nullcontext() if blocks is None else blocks.serving():
                 made = executor(*args, **kwargs)
-            done = True
-        finally:
-            if after is not None:
-                after(done)
         if blocks is not None:
             tally.served(UNET)
         return made
 
     @staticmethod
-    def _timed(
-        session: Session, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Callable[[bool], None] | None:
-        """As Contest.before: whose blocks are to be in this call."""
-        unet: Any = getattr(model, "diffusion_model", None)
-        blocks = _known.get(unet) if unet is not None and is_wanted() else None
-        if blocks is None:  # ours makes the first call
-            return None
-        options = _options(args, kwargs)
-        nodes = {f"{kind} {name}": True for kind in CHANGES for name in options.get(kind) or ()}
-        return blocks.contest_of(session).before(args, {**kwargs, **nodes})
-
-    @staticmethod
     def _begun(
-        session: Session, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        stack: ExitStack,
+        session: Session,
+        model: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Blocks | None:
+        """The blocks that are ours in this call, which may be timed until `stack` ends."""
         options = _options(args, kwargs)
         unet: Any = getattr(model, "diffusion_model", None)
         why = obstacle(unet) or compiled(options) or "; ".join(unusable(args[0].device))
-        why = why or (_known[unet].why_theirs if unet in _known else "")
+        if not why and is_wanted():
+            blocks = blocks_of(unet)
+            stack.push(partial(_ended, blocks.timed(session, options, args, kwargs)))
+            why = blocks.why_theirs
         if why:
             tally.leave(UNET, why)
             return None
         blocks = begun(unet, model, options, session, args[0])
         _last[:] = [ref(blocks)]
         return blocks
+
+
+def _ended(after: Callable[[bool], None], kind: Any, error: Any, trace: Any) -> None:
+    """A timed call has ended, as a stack says it."""
+    try:
+        after(kind is None)
+    except Exception as wrong:
+        tally.leave(UNET, f"it is not timed: {trouble.once(wrong)}")
 
 
 def _options(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -131,10 +128,17 @@ def begun(
 ) -> Blocks:
     """Those of a UNet, or of a ControlNet, that is about to be called: see Blocks.begin."""
     with _lock:
+        blocks = blocks_of(unet, part)
+        blocks.begin(model, options, session, latent)
+    return blocks
+
+
+def blocks_of(unet: nn.Module, part: str = PART) -> Blocks:
+    """Those of a UNet, or of a ControlNet, which may not be ours yet."""
+    with _lock:
         blocks = _known.get(unet)
         if blocks is None:
             blocks = _known[unet] = Blocks(unet, part)
-        blocks.begin(model, options, session, latent)
     return blocks
 
 
@@ -153,21 +157,27 @@ class Blocks:
         """Why attention in blocks is called as it is; empty where it is ours."""
         self.rows: tuple[KindReport, ...] = ()
         """As they were when they were last ours."""
-        self._contest: Contest | None = None
-        self._level = ""
+        self._setting = ""
+        theirs = "ComfyUI's own code"
+        self._contest = Contest(unet, self._switch, lambda: self._setting, theirs, host.say)
 
-    def contest_of(self, session: Session) -> Contest:
-        """Who decides whether ours is faster."""
-        unet, self._level = self._unet(), session.level
-        assert unet is not None
-        if self._contest is None:
-            self._contest = Contest(unet, self._switch, lambda: self._level, host.say)
-        return self._contest
+    def timed(
+        self,
+        session: Session,
+        options: Mapping[str, Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Callable[[bool], None]:
+        """As Contest.before: whose blocks are to be in this call."""
+        attention = "ours" if isinstance(options.get(KEY), Override) else "ComfyUI's"
+        self._setting = f"{session.level}, attention is {attention}"
+        nodes = {f"{kind} {name}": True for kind in CHANGES for name in options.get(kind) or ()}
+        return self._contest.before(options.get("sample_sigmas"), args, {**kwargs, **nodes})
 
     @property
     def why_theirs(self) -> str:
         """Why ComfyUI computes the blocks since ours is slower, or to be timed; else empty."""
-        return self._contest.why_theirs if self._contest is not None and is_wanted() else ""
+        return self._contest.why_theirs
 
     def _switch(self, ours: bool) -> None:
         """The next call takes over by itself."""

@@ -173,9 +173,9 @@ def patched(
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
     that a first picture is partly or wholly torch's; True has first calls wait for it.
 
-    `compare`: where ROCM_SD_COMPARE_SPEED is 1, the first steps of a model at a size are timed by
-    ours and by torch, once on a card, and torch computes the model where it is faster
-    (modules/faster.py).
+    `compare`: the first picture of a model at a size is ours and the second is torch's, once on a
+    card; torch computes the model from then on where it was faster (modules/faster.py). False, or
+    ROCM_SD_COMPARE_SPEED=0: ours computes whatever it can.
 
     Processors of other kinds than PROCESSORS (hosts/read/unet_diffusers.py) that are diffusers' own
     keep their place, and their calls of torch's attention are served (hosts/attention.py): those of

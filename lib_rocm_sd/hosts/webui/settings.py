@@ -13,6 +13,7 @@ HEADROOM_KEY = "rocm_sd_headroom_mib"
 PREVIEWS_KEY = "rocm_sd_live_previews"
 GRAPHS_KEY = "rocm_sd_graphs"
 SPOT_CHECK_KEY = "rocm_sd_spot_check"
+COMPARE_SPEED_KEY = "rocm_sd_compare_speed"
 LOG_LEVEL_KEY = "rocm_sd_log_level"
 
 WHILE_TRAINING = "training_xattention_optimizations"
@@ -34,6 +35,7 @@ MOST_HEADROOM_MIB = 16384
 class Settings:
     """`operations`: those that may be replaced. `headroom_mib`: video memory left to others.
     `graphs`: one of GRAPHS. `spot_check`: whether blocks of the UNet are compared with the WebUI's.
+    `compare_speed`: whether the WebUI's own UNet is timed, and used where it is faster.
     """
 
     operations: tuple[str, ...] = OPERATIONS
@@ -42,6 +44,7 @@ class Settings:
     log_level: str = "Warnings"
     graphs: str = "Auto"
     spot_check: bool = True
+    compare_speed: bool = True
 
     @property
     def attention(self) -> bool:
@@ -78,6 +81,7 @@ def current() -> Settings:
         get(LOG_LEVEL_KEY, DEFAULTS.log_level, *LOG_LEVELS),
         get(GRAPHS_KEY, DEFAULTS.graphs, *GRAPHS),
         get(SPOT_CHECK_KEY, DEFAULTS.spot_check, True, False),
+        get(COMPARE_SPEED_KEY, DEFAULTS.compare_speed, True, False),
     )
 
 

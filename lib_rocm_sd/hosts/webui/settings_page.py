@@ -80,6 +80,13 @@ def _options() -> list[tuple[str, Any, str, str, Any, dict[str, Any]]]:
             *(gr.Checkbox, {}),
         ),
         (
+            *(settings.COMPARE_SPEED_KEY, now.compare_speed, "Use the faster UNet"),
+            "Times the UNet with our blocks in the first picture of each kind, and the WebUI's own "
+            "in the second, once for a card. The faster one makes all later pictures. Off: ours "
+            "makes all of them.",
+            *(gr.Checkbox, {}),
+        ),
+        (
             *(settings.LOG_LEVEL_KEY, now.log_level, "What is written to the console"),
             "Everything adds what was chosen for each problem, and why.",
             *(gr.Radio, {"choices": list(settings.LOG_LEVELS)}),

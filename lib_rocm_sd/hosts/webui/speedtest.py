@@ -144,7 +144,7 @@ class WebUI:
             raise ValueError(f"this extension is not in use: {_why_nothing()}")
         p = _processing(model, wish.steps, wish.size)
         try:
-            with _last_prompt_kept(), _switched(p, wish.enabled, wish.unet):
+            with ours_whatever(), _last_prompt_kept(), _switched(p, wish.enabled, wish.unet):
                 counted = Steps(wish, self.device)
                 with _noted(model, counted):
                     image, seconds = _made(p)

@@ -39,7 +39,7 @@ from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.attention import Function
 from lib_rocm_sd.hosts.webui.controlnets import ControlNets, models_of
-from lib_rocm_sd.hosts.webui.faster import TimedCalls
+from lib_rocm_sd.hosts.webui.faster import TimedUnet
 from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.modules.patches import named
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -196,7 +196,7 @@ class ForgeTakeover(UnetTakeover):
         unet = self._unet()
         if unet is not None and self.stand_ins and not self._handles:
             self._handles = [
-                unet.register_forward_pre_hook(self._begins),
+                unet.register_forward_pre_hook(lambda *given: self.call_begins()),
                 unet.register_forward_hook(self._ends, always_call=True),
             ]
 
@@ -211,8 +211,12 @@ class ForgeTakeover(UnetTakeover):
         super().give_back()
         self._strides.give_back()
 
-    def _begins(self, module: nn.Module, given: Any) -> None:
-        """Before each call of the UNet. Never raises."""
+    def call_begins(self) -> None:
+        """Before each call of the UNet. Never raises. Hooks that are removed amid it run once more,
+        and those that are added do not.
+        """
+        if not self._handles:
+            return
         ours = False
         try:
             values = values_of(self._model())
@@ -251,7 +255,7 @@ class UnetSession:
         self._begins: tuple[int, int] | None = None
         self._moment = (0, 1)
         self._controlnets = ControlNets()
-        self.timed = TimedCalls(self._switch, self._content)
+        self.timed = TimedUnet(self._switch, self._setting)
         self._other_weights = False
         self.may_serve = False
         """Whether the last generation's settings and device are such that *UNet* decides."""
@@ -283,14 +287,14 @@ class UnetSession:
         before, of which nobody tells.
         """
         unet = host.unet_of(host.loaded_model())
+        models = models_of(params, host.patcher_of(host.loaded_model(), "unet"))
+        self.timed.step_begins(unet if self._wish is not None else None, params, not models)
         if self._wish is not None and (unet is not self._unet or self._other_weights):
             with self._lock:
                 self._hold(host.loaded_model())
-        models = models_of(params, host.patcher_of(host.loaded_model(), "unet"))
         if models and self._taken is not None:
             with self._lock:
                 self._hold_controlnets(models)
-        self.timed.listen(unet if self._wish is not None else None)
 
     def model_loaded(self, model: Any) -> None:
         """Callback: the WebUI has another model, or other weights in the same. It may not be on the
@@ -335,6 +339,7 @@ class UnetSession:
     def _hold(self, model: Any) -> None:
         """Let the blocks be whose they are to be. Whatever goes wrong leaves them to the WebUI."""
         begins, self._begins = self._begins, None
+        self._moment = begins or self._moment
         unet = host.unet_of(model)
         if begins is not None or self._wish is None or unet is not self._hopeless:
             self.trouble, self._hopeless = "", None
@@ -358,10 +363,10 @@ class UnetSession:
             self._give_back()
         elif self._taken is None:
             self._take(model, unet, self._wish)
+            begins = self._moment
         elif begins is not None:
             self._taken.take_over(anew=False)
         if self._taken is not None and begins is not None:
-            self._moment = begins
             self._taken.generation_begins(*begins)
             self._with_controlnets(partial(self._controlnets.begin, *begins))
         for taken in (self._taken, *self._controlnets.taken):
@@ -371,24 +376,26 @@ class UnetSession:
             self.trouble = UNKNOWN
 
     def _switch(self, ours: bool) -> None:
-        """Amid a sampler's steps the blocks are to be ours, or the WebUI's, to be timed or since
-        these are faster.
+        """A sampler makes its first step: the blocks are to be ours, or the WebUI's, to be timed or
+        since these are faster.
         """
         with self._lock:
             self._hold(host.loaded_model())
-            if ours and self._taken is not None:
-                self._taken.generation_begins(*self._moment)
+            if ours and isinstance(self._taken, ForgeTakeover):
+                self._taken.call_begins()
 
-    def _content(self) -> str:
-        kinds = (f"{row.kind} {row.ours} of {row.total}" for row in self.look())
-        return ", ".join([a1111_session.current().level, *kinds])
+    def _setting(self) -> str:
+        """What beside the model decides how fast a step is."""
+        unet, aside = host.unet_of(host.loaded_model()), _stands_aside(optimizer())
+        hook = WebUIHook(aside) if host.forge() is None else ForgeHook(aside)
+        assert unet is not None
+        why = hook.ready(()) or hook.attention(unet)
+        method = getattr(host.attribute("modules.sd_hijack", "current_optimizer"), "name", "")
+        level = a1111_session.current().level
+        return f"{level}, graphs wanted: {hook.graphs}, attention: {method} {why}"
 
     def _take(self, model: Any, unet: nn.Module, wish: Session) -> None:
-        ours = optimizer()
-
-        def aside() -> bool:
-            return ours is None or ours.stands_aside
-
+        aside = _stands_aside(optimizer())
         self._unet, self._by, self._other_weights = unet, wish, False
         if host.forge() is not None:
             patched = getattr(host.patcher_of(model, "unet"), "model", None)
@@ -443,6 +450,11 @@ class UnetSession:
             return row
         why = self._hook.attention(module)
         return replace(row, partly={**row.partly, why: row.ours}) if why and row.ours else row
+
+
+def _stands_aside(ours: Any) -> Callable[[], bool]:
+    """Asks whether attention is the WebUI's own, by our optimizer or a Forge's seam."""
+    return lambda: ours is None or ours.stands_aside
 
 
 def _controlnets_takeover(model: nn.Module, session: Session, hook: Hook) -> UnetTakeover:

@@ -53,6 +53,7 @@ def test_section(webui: WebUI) -> None:
         "rocm_sd_live_previews",
         "rocm_sd_graphs",
         "rocm_sd_spot_check",
+        "rocm_sd_compare_speed",
         "rocm_sd_log_level",
         "rocm_sd_cache",
     ]
@@ -64,6 +65,7 @@ def test_section(webui: WebUI) -> None:
         "rocm_sd_live_previews": True,
         "rocm_sd_graphs": "Auto",
         "rocm_sd_spot_check": True,
+        "rocm_sd_compare_speed": True,
         "rocm_sd_log_level": "Warnings",
     }
     assert all("class='info'" in info.comment_after for k, info in found.items() if k in saved)

@@ -111,7 +111,7 @@ class StableDiffusionProcessing:
                 script_callbacks.cfg_denoiser_callback(
                     script_callbacks.CFGDenoiserParams(
                         *(latent, None, t, step, self.steps, cond, uncond),
-                        denoiser=SimpleNamespace(p=self),
+                        denoiser=SimpleNamespace(p=self, step=step - start),
                     )
                 )
                 both = shared.sd_model.apply_model(
