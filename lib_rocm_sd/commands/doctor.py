@@ -13,6 +13,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +120,7 @@ def examine(engine: Engine | None = None) -> dict[str, Any]:
         "work": work,
         "vae": vae,
         "trials": latest_verdicts(infos),
+        "models": _models(infos),
         "kernels": [_kernels(each) for each in arches],
         "tuned": [_tuned(each) for each in arches],
         "broken": broken,
@@ -223,6 +225,20 @@ def latest_verdicts(infos: Iterable[DeviceInfo]) -> list[dict[str, Any]]:
             key = (verdict.device, verdict.subject)
             latest[key] = max(latest.get(key, verdict), verdict, key=lambda each: each.date)
     return [verdict.as_dict() for verdict in latest.values()]
+
+
+def _models(infos: Iterable[DeviceInfo]) -> list[dict[str, Any]]:
+    """Who makes pictures by which models on the cards that torch has, as times have shown."""
+    try:
+        from lib_rocm_sd.modules.faster import verdicts as found_on
+    except TROUBLE:
+        return []
+    each = ((info, found_on(info).items()) for info in infos)
+    return [
+        {"device": f"{info.name} ({info.gfx})", "model": key, **asdict(verdict)}
+        for info, found in each
+        for key, verdict in found
+    ]
 
 
 def _kernels(row: Arch) -> dict[str, Any]:
@@ -375,6 +391,16 @@ def _trials(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"{row['device']}, {row['date'][:10]}: {selftest.verdict_line(row)}"
 
 
+def _models_text(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Those that are left to the host first."""
+    if not rows:
+        yield "none was timed on the devices above"
+    for row in sorted(rows, key=lambda row: row["ours"]):
+        who = "ours" if row["ours"] else "the host's own"
+        times = f"ours {row['ours_ms']:.1f} ms, the host's {row['theirs_ms']:.1f} ms"
+        yield f"{row['device']}, {row['model']}: {who} is used ({times})"
+
+
 def render(findings: dict[str, Any]) -> str:
     """The findings as text, section by section, the verdict last."""
     sections = (
@@ -385,6 +411,7 @@ def render(findings: dict[str, Any]) -> str:
         ("Attention", _work_text(findings)),
         ("VAE decode and encode", _vae_text(findings)),
         ("Trials in a process of their own", _trials(findings["trials"])),
+        ("Models, ours and the host's own", _models_text(findings["models"])),
         ("Verdict", _verdict(findings)),
     )
     blocks = ["\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in sections]

@@ -17,6 +17,8 @@ import torch
 from lib_rocm_sd import arch, device
 from lib_rocm_sd.commands import doctor
 from lib_rocm_sd.errors import CompileError
+from lib_rocm_sd.modules import faster
+from lib_rocm_sd.modules.faster import Verdict
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.op import ATTENTION
@@ -183,6 +185,16 @@ def test_a_wrong_convolution_is_broken_and_attention_still_ours(
     text = doctor.render(findings)
     assert "convolutions run on torch's: self-test failed" in text
     assert "healthy" not in text
+
+
+def test_who_makes_pictures_by_which_model(
+    examined: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"UNet; Auto": Verdict(7.0, 27.0, True), "PixArt; Auto": Verdict(9.9, 5.5, False)}
+    monkeypatch.setattr(faster, "verdicts", lambda info: kept)
+    text = doctor.render(examined(reference))
+    left = text.index("PixArt; Auto: the host's own is used (ours 9.9 ms, the host's 5.5 ms)")
+    assert left < text.index("UNet; Auto: ours is used (ours 7.0 ms, the host's 27.0 ms)")
 
 
 def test_a_wrong_kernel_is_broken(examined: Callable[..., dict[str, Any]]) -> None:
