@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lib_rocm_sd import cache, console
-from lib_rocm_sd.shipped import AT_START, shipped, work
+from lib_rocm_sd.shipped import AT_START, UPSCALER_PART, shipped, work
 from lib_rocm_sd.trials import stamp, verdicts
 from lib_rocm_sd.trials.verdicts import Verdict
 
@@ -33,12 +33,12 @@ Say = Callable[[str], None]
 
 
 def classes(part: str, arch: Arch) -> list[Subject]:
-    """What one of `shipped.AT_START` launches, of what is compiled ahead, what is needed first
-    first. Needs torch.
+    """What one of `shipped.AT_START`, or UPSCALER_PART, launches, of what is compiled ahead, what
+    is needed first first. Needs torch.
     """
     from lib_rocm_sd.trials.subject import subjects
 
-    compiled = shipped(arch, AT_START)
+    compiled = shipped(arch, (*AT_START, part))
     return [each for each in subjects(work(part, arch), arch) if compiled.keys() >= set(each.specs)]
 
 
@@ -49,15 +49,16 @@ def all_classes(arch: Arch) -> list[Subject]:
 
 
 def further_classes(arch: Arch) -> list[Subject]:
-    """What only another level than Auto launches, where Auto prefers another way: compiled and
-    tried when that level is chosen, and by a doctor.
+    """What only another level than Auto launches, where Auto prefers another way, and upscalers:
+    compiled and tried when that level is chosen, or one is loaded, and by a doctor.
     """
     from lib_rocm_sd.trials.subject import subjects
 
     asked = work("unet", arch)
     under_auto = {each.identity for each in subjects(asked, arch)}
     every = subjects(asked, arch, ours=True)
-    return [each for each in every if each.identity not in under_auto]
+    others = [each for each in every if each.identity not in under_auto]
+    return [*others, *classes(UPSCALER_PART, arch)]
 
 
 def gradient_classes(arch: Arch) -> list[Subject]:

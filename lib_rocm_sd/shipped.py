@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.catalog import unet, vae
+from lib_rocm_sd.catalog import unet, upscaler, vae
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Work
 from lib_rocm_sd.ops.registry import FAMILIES
 
-PARTS = ("vae", "unet")
+ATTENTION_PART, VAE_PART, UPSCALER_PART = "attention", "vae", "upscaler"
+PARTS = (VAE_PART, "unet", UPSCALER_PART)
 """What is made of several ops; its kernels are theirs."""
 NAMES = (*FAMILIES, *PARTS)
-ATTENTION_PART, VAE_PART = "attention", "vae"
 UNETS = {
     f"unet {unet.SD15.name}": ((unet.SD15,), unet.STEPS[:1], unet.OTHER_STEPS),
     f"unet {unet.SDXL.name}": ((unet.SDXL,), unet.STEPS[1:], ()),
@@ -23,7 +23,8 @@ UNETS = {
 """Parts of "unet": the UNets, and the steps of which they are made."""
 _ALL_UNETS = {"unet": (unet.UNETS, unet.STEPS, unet.OTHER_STEPS), **UNETS}
 AT_START = (ATTENTION_PART, next(iter(UNETS)), VAE_PART, *[*UNETS][1:])
-"""What the WebUI's start compiles and tries, what is needed first first."""
+"""What the WebUI's start compiles and tries, what is needed first first. UPSCALER_PART's kernels
+wait for an upscaler: nobody without one starts later for them."""
 
 
 def in_order(model: str) -> tuple[str, ...]:
@@ -36,11 +37,13 @@ def in_order(model: str) -> tuple[str, ...]:
 
 
 def work(part: str, arch: Arch) -> Work:
-    """What one of AT_START, or "unet", asks on a GPU: ops and problems, each class at least
-    once.
+    """What one of AT_START, "unet" or UPSCALER_PART asks on a GPU: ops and problems, each class at
+    least once.
     """
     if part == VAE_PART:
         return vae.work()
+    if part == UPSCALER_PART:
+        return upscaler.work()
     if part in _ALL_UNETS:
         unets, *lists = _ALL_UNETS[part]
         return unet.work(*lists, arch=arch, unets=unets)
@@ -87,6 +90,7 @@ def label(spec: KernelSpec) -> str:
     words += ["norm"] if values.get("NORM") else []
     words += [["", "shortcut", "1x1 shortcut"][values.get("SHORTCUT", 0)]]
     words += ["statistics"] if values.get("STATISTICS") else []
+    words += [["", "scaled", "leaky ReLU", "PReLU", "SiLU"][values.get("EPILOGUE", 0)]]
     words += ["SiLU"] if values.get("SILU") else []
     words += [["", "addition", "biases", "biases kept"][values.get("ADDED", 0)]]
     if "BF16_HALVES" in values:

@@ -18,7 +18,7 @@ from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv import kernel as conv_kernel
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.problem import ACTIVATIONS, ConvProblem
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, NORM, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import (
     ApplyProblem,
@@ -145,11 +145,22 @@ def _convolutions() -> Iterator[tuple[ConvProblem, bool]]:
         yield replace(form, shortcut_channels=form.shortcut_channels and 160), True
     yield replace(deep, kind="3x3 stride 2 padded", statistics=True), True
     yield replace(deep, kind="upsample", statistics=True), True
+    yield from _epilogues(replace(first, in_channels=64))
     yield from _in_rows(replace(deep, embedding=False, in_rows=True))
     for kind in conv_kernel.KINDS:
         half = ConvProblem(kind, 2, 20, 19, 64, 40, "bfloat16")
         yield half, True
         yield replace(half, norm=kind == "3x3", statistics=True), True
+
+
+def _epilogues(plain: ConvProblem) -> Iterator[tuple[ConvProblem, bool]]:
+    """An upscaler's."""
+    for activation in ACTIVATIONS:
+        for channels in (3, 32, 64):
+            yield replace(plain, out_channels=channels, epilogue=activation), True
+    added = replace(plain, out_channels=64, shortcut="identity", shortcut_channels=64)
+    yield replace(added, in_channels=192, epilogue="none"), True
+    yield replace(plain, kind="upsample", out_channels=64, epilogue="leaky relu"), True
 
 
 def _in_rows(deep: ConvProblem) -> Iterator[tuple[ConvProblem, bool]]:

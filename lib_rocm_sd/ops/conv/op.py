@@ -38,12 +38,14 @@ def trial_inputs(problem: ConvProblem) -> TrialInputs:
 
 
 def _wide(p: ConvProblem) -> ConvInputs:
-    """x, and a shortcut that is not written over, as channels of images with 16 more."""
+    """x, and shortcuts that are not written over, as channels of images with 16 more."""
     inputs = make_inputs(p, CPU, SEED)
-    shortcut = inputs.shortcut
-    if shortcut is not None and not p.in_place:
-        shortcut = _spread(shortcut, shortcut.shape[3] + 16)
-    return inputs._replace(x=_spread(inputs.x, p.in_channels + 16), shortcut=shortcut)
+    shortcut, second = (
+        image if image is None else _spread(image, image.shape[3] + 16)
+        for image in (inputs.shortcut, inputs.second)
+    )
+    inputs = inputs._replace(x=_spread(inputs.x, p.in_channels + 16), second=second)
+    return inputs if p.in_place else inputs._replace(shortcut=shortcut)
 
 
 def _band(p: ConvProblem) -> ConvInputs:
@@ -53,8 +55,11 @@ def _band(p: ConvProblem) -> ConvInputs:
     rows = {"upsample": 2 * (p.height - 2), "3x3 stride 2": out_size(p.kind, p.height, p.width)[0]}
     rows["3x3 stride 2 padded"] = (p.height - 1) // 2
     band = Band(above, rows.get(p.kind, p.height - 2))
-    shortcut = None if inputs.shortcut is None else inputs.shortcut[:, : band.rows].contiguous()
-    return inputs._replace(band=band, shortcut=shortcut)
+    shortcut, second = (
+        image if image is None else image[:, : band.rows].contiguous()
+        for image in (inputs.shortcut, inputs.second)
+    )
+    return inputs._replace(band=band, shortcut=shortcut, second=second)
 
 
 def _far(p: ConvProblem) -> ConvInputs:

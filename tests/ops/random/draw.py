@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.attention_backward.op import ATTENTION_BACKWARD
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.conv.kernel import KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.conv.problem import ACTIVATIONS, ConvProblem
 from lib_rocm_sd.ops.group_norm.op import APPLY, GROUP_NORM_SILU, NORM, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import (
     ApplyProblem,
@@ -190,6 +190,14 @@ def conv(rng: Random, sizes: Sizes) -> Chosen:
     return CONVS[kind], problem
 
 
+def conv_epilogue(rng: Random, sizes: Sizes) -> Chosen:
+    """The same with packed weights, an activation, and what is added then."""
+    op, problem = conv(rng, sizes)
+    without = {"shortcut": "none", "shortcut_channels": 0} if problem.shortcut == "conv" else {}
+    activation = rng.choice(ACTIVATIONS)
+    return op, replace(problem, **without, in_rows=False, epilogue=activation)
+
+
 def layer_norm(rng: Random, sizes: Sizes) -> Chosen:
     """Rows of any length."""
     channels = rng.choice((_eights(rng, sizes.channels), _some(rng, sizes.channels)))
@@ -258,6 +266,7 @@ FAMILIES: dict[str, Callable[[Random, Sizes], Chosen]] = {
     for each in (
         linear,
         conv,
+        conv_epilogue,
         layer_norm,
         layer_norm_backward,
         group_norm,

@@ -310,6 +310,7 @@ NOWHERE = {
         for of in ("rows", "columns")
         for rest in ("+1", "-1")
     },
+    **{f"conv, channels out by {n}: +1": "more have a wider work-group" for n in (32, 64)},
     "finish, vectors of channels: +1": "no fewer than 32,264 channels",
     "linear, chunks of a part: tiles: 1": "then k is not in parts",
     **{

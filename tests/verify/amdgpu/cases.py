@@ -27,10 +27,10 @@ from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.problem import LinearProblem
-from lib_rocm_sd.shipped import part_specs
+from lib_rocm_sd.shipped import UPSCALER_PART, part_specs
 from tests.verify.amdgpu import drawn
 from tests.verify.amdgpu.case import Case
-from tests.verify.amdgpu.conv_cases import conv, conv_rows, finish
+from tests.verify.amdgpu.conv_cases import conv, conv_epilogue, conv_rows, finish
 
 SCALES = (None, -0.3, None, 0.0, None, 3.0, -0.05)
 """Of misaligned attention; None is the default, by head_dim."""
@@ -340,6 +340,7 @@ ALL = {
     "layer norm": layer_norm,
     "linear": linear,
     "linear gate": linear_gate,
+    "conv epilogue": conv_epilogue,
     "conv rows": conv_rows,
     "rms norm of heads": heads,
 }
@@ -363,4 +364,4 @@ def shipped_specs(gfx: str) -> frozenset[KernelSpec]:
     )
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
-    return frozenset(found | set(part_specs("unet", arch)))
+    return frozenset(found | {*part_specs("unet", arch), *part_specs(UPSCALER_PART, arch)})

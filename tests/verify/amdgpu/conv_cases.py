@@ -78,6 +78,35 @@ def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:
         )
 
 
+def conv_epilogue(gfx: str) -> Iterator[Case]:
+    """Every form and config that upscalers launch, and bfloat16."""
+    arch = by_gfx(gfx)
+    assert arch is not None
+    ways = ("plain", "wide", "band")
+    for turn, problem in enumerate(_epilogues()):
+        for index in range(len(MatrixConv(problem.kind).configs(arch, problem))):
+            way = ways[(turn + index) % 3]
+            yield Case(gfx, "conv", problem, index, way, values="large")
+
+
+def _epilogues() -> Iterator[ConvProblem]:
+    plain = ConvProblem("3x3", 2, 9, 18, 32, 24, epilogue="leaky relu")
+    yield plain
+    yield replace(plain, out_channels=40, epilogue="prelu")
+    yield replace(plain, out_channels=48, in_channels=16, epilogue="prelu", batch=1)
+    yield replace(plain, out_channels=56, epilogue="leaky relu", height=17, width=3, batch=1)
+    yield replace(plain, out_channels=64, in_channels=16, epilogue="none", batch=1)
+    yield replace(plain, out_channels=48, epilogue="none", height=17, batch=1)
+    yield replace(plain, out_channels=3, epilogue="none")
+    yield replace(plain, kind="upsample", out_channels=40, height=7, batch=1)
+    residual = replace(plain, out_channels=48, epilogue="none", shortcut="identity", batch=1)
+    yield replace(residual, shortcut_channels=48)
+    silu = replace(residual, epilogue="silu", in_channels=48, height=9, dtype="bfloat16")
+    yield replace(silu, shortcut="none")
+    yield replace(silu, shortcut_channels=48)
+    yield replace(plain, dtype="bfloat16", batch=1)
+
+
 def conv_rows(gfx: str) -> Iterator[Case]:
     """With weights as they lie: every form and config that Stable Diffusion's UNets launch, whole
     and split; a block of channels that is not whole, smaller chunks, bfloat16.

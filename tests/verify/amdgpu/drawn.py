@@ -154,12 +154,17 @@ def conv(problem: ConvProblem, layout: str, values: str) -> ConvInputs:
         made = made._replace(x=_wide(made.x))
         if made.shortcut is not None and not problem.in_place:
             made = made._replace(shortcut=_wide(made.shortcut))
+        if made.second is not None:
+            made = made._replace(second=_wide(made.second))
     if layout == "misaligned" and made.shortcut is not None:
         made = made._replace(shortcut=misaligned(made.shortcut))
     if layout == "band":
         above, rows = _BANDS[problem.kind]
-        shortcut = None if made.shortcut is None else made.shortcut[:, :rows].contiguous()
-        made = made._replace(band=Band(above, rows), shortcut=shortcut)
+        shortcut, second = (
+            None if added is None else added[:, :rows].contiguous()
+            for added in (made.shortcut, made.second)
+        )
+        made = made._replace(band=Band(above, rows), shortcut=shortcut, second=second)
     return made
 
 

@@ -119,6 +119,12 @@ def conv(gfx: str) -> Iterator[Case]:
     whole = [config for config in _configs(arch, wide) if config.splits == 1]
     largest = max(config.chunk_c for config in whole)
     yield _case(arch, wide, splits=1, chunk_c=largest)
+    narrow = ConvProblem("3x3", 1, 2, 6, 16, 32, epilogue="leaky relu")
+    for count in (31, 63, 64):
+        yield _case(arch, replace(narrow, out_channels=count))
+    rows = max(config.rows for config in _configs(arch, narrow))
+    for height in (rows - 1, rows, rows + 1):
+        yield _case(arch, replace(narrow, height=height), rows=rows)
 
 
 def _configs(arch: Arch, problem: ConvProblem) -> Sequence[ConvConfig]:
