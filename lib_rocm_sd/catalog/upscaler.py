@@ -63,9 +63,11 @@ class _Walk:
         kind: str = "3x3",
         shortcut: bool = False,
     ) -> None:
+        taken, out = (-(-channels // 16) * 16 for channels in (taken, out))  # as stored
         added: dict[str, Any] = {"shortcut": "identity", "shortcut_channels": out}
-        sizes = (*self.size, -(-taken // 16) * 16, out)
-        problem = ConvProblem(kind, 1, *sizes, epilogue=activation, **added if shortcut else {})
+        problem = ConvProblem(
+            kind, 1, *self.size, taken, out, epilogue=activation, **added if shortcut else {}
+        )
         self.layers.append(Layer(name, problem))
         self.size = problem.out_size
 

@@ -149,9 +149,15 @@ def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
     shapes = {(len(p.columns), p.residual, p.gate) for p in linear}
     alone, added, gated = (1, False, False), (1, True, False), (1, False, True)
     assert shapes - {(3, False, False)} == {alone, added, gated}
-    convs = {each.variant.name for each in further if each.op in CONVS.values()}
+    asked = [each for each in further if each.op in CONVS.values()]
+    convs = {each.variant.name for each in asked if each.first.in_rows}
     other = "rocm_sd" if row.matrix == "mfma" else "torch + rocm_sd"
     assert convs == {other, "torch NCHW + rocm_sd"}
+    upscalers = [each for each in asked if not each.first.in_rows]
+    assert {each.first.epilogue for each in upscalers} == {"none", "leaky relu", "prelu"}
+    specs = {spec for each in upscalers for spec in each.specs if "EPILOGUE" in dict(spec.defines)}
+    assert len(specs) == 9 and specs <= set(shipped(row, ("upscaler",)))
+    assert not specs & set(shipped(row, AT_START))
     assert all(each.op.name == "linear" or each.op in CONVS.values() for each in further)
     ahead = {each.identity for each in first_trials.all_classes(row)}
     assert not ahead & {each.identity for each in further}
