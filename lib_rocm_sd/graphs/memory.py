@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 class Slot:
     """Memory that stays, as one shape, for what programs are given under one name."""
 
-    __slots__ = ("_at", "_source", "tensor")
+    __slots__ = ("__weakref__", "_at", "_source", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -59,22 +59,26 @@ class Slot:
 
 
 class Buffer:
-    """Bytes that slots of one name share. `holds`: whose values are in it, if that is known."""
+    """Bytes that slots of one name share, as long as somebody reads them. `holds`: whose values are
+    in it, if that is known.
+    """
 
     def __init__(self, n_bytes: int, device: torch.device) -> None:
         with torch.inference_mode(False):  # else it could not be written to outside of it
             self.memory = torch.empty(n_bytes, dtype=torch.uint8, device=device)
         self.holds: Slot | None = None
-        self._slots: dict[Layout, Slot] = {}
+        self._slots: WeakValueDictionary[Layout, Slot] = WeakValueDictionary()
 
     def slot(self, like: torch.Tensor) -> Slot:
         """With the shape, strides and dtype of `like`."""
         layout = Layout.of(like)
-        if layout not in self._slots:
+        slot = self._slots.get(layout)
+        if slot is None:
             with torch.inference_mode(False):
                 flat = self.memory[: span_bytes(like)].view(like.dtype)
-                self._slots[layout] = Slot(flat.as_strided(layout.shape, layout.strides))
-        return self._slots[layout]
+                slot = Slot(flat.as_strided(layout.shape, layout.strides))
+            self._slots[layout] = slot
+        return slot
 
 
 class Read:

@@ -59,9 +59,11 @@ class Means:
 
 
 class Inner(NamedTuple):
-    """A block of ours amid its transformer, whose calls have `routes`."""
+    """A block of ours amid its transformer, whose calls have `routes`. `plan` asks for what blocks
+    share, and who asks again is in another step.
+    """
 
-    plan: Plan
+    plan: Callable[[], Plan]
     routes: Routes
 
 
@@ -127,10 +129,12 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
     """
     x = call.x
     inner = _inner(parts, call, means)
-    given = _given_to(inner)
+    plans = [each.plan() for each in inner]
+    given = _given_to(plans)
     if given is not None:
-        run = partial(_joined, parts, inner)
-        held = tuple((each.routes, *each.plan.held) for each in inner)
+        routes = [each.routes for each in inner]
+        run = partial(_joined, parts, plans, routes)
+        held = tuple((each, *plan.held) for each, plan in zip(routes, plans, strict=True))
         try:
             return call.answer(calls.recorded(run, {"x": x, **given}, held))
         except FAILURES as error:
@@ -145,7 +149,8 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
 
 def _joined(
     parts: Transformer,
-    inner: Sequence[Inner],
+    plans: Sequence[Plan],
+    routes: Sequence[Routes],
     calls: Calls,
     x: torch.Tensor,
     **given: torch.Tensor,
@@ -154,9 +159,9 @@ def _joined(
     before.
     """
     h, x = _into_tokens(parts, calls, x)
-    for each in inner:
-        own = {name: given[name] for name in each.plan.given}
-        h = each.plan.run(calls.of(each.routes), h, True, **own)
+    for plan, each in zip(plans, routes, strict=True):
+        own = {name: given[name] for name in plan.given}
+        h = plan.run(calls.of(each), h, True, **own)
     return _from_tokens(parts, calls, h, x)
 
 
@@ -197,21 +202,21 @@ def _inner(parts: Transformer, call: TransformerCall, means: Means) -> list[Inne
     return found
 
 
-def _given_to(inner: Sequence[Inner]) -> dict[str, torch.Tensor] | None:
+def _given_to(plans: Sequence[Plan]) -> dict[str, torch.Tensor] | None:
     """What these blocks are given beside x; None without blocks, or where two call different
     tensors by one name.
     """
     found: dict[str, torch.Tensor] = {}
-    for each in inner:
-        for name, tensor in each.plan.given.items():
+    for plan in plans:
+        for name, tensor in plan.given.items():
             if found.setdefault(name, tensor) is not tensor:
                 return None
-    return found if inner else None
+    return found if plans else None
 
 
 def block(parts: Block, call: BlockCall, means: Means, calls: Calls) -> torch.Tensor:
     """Self-attention, cross-attention and feed-forward, each after a LayerNorm and added to x."""
-    plan = planned(parts, call, means)
+    plan = planned(parts, call, means, ours_of(parts, call, means))
     given = {"x": call.x, **plan.given}
     if not plan.is_ours:
         made: torch.Tensor = plan.run(calls, **given)
@@ -236,15 +241,28 @@ class Source(NamedTuple):
     region: str = ""
 
 
-def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
-    """How a block is computed in this call."""
-    context, own, cross = call.context, None, None
+class Ours(NamedTuple):
+    """A block's attentions that are ours in a call. `is_whole`: and so is all else of it."""
+
+    own: Attention | None
+    cross: Attention | None
+    is_whole: bool
+
+
+def ours_of(parts: Block, call: BlockCall, means: Means) -> Ours:
+    """What of a block is ours in this call."""
+    own = cross = None
     if _fits(call) or not parts.crosses_twice:
         own = _may_attend(parts.self_attention, parts.attn1, call.plain_own, means)
     if _fits(call):
         cross = _may_attend(parts.cross_attention, parts.attn2, call.plain_cross, means)
     whole = own is not None and parts.feed_forward is not None
-    whole = whole and (cross is not None or parts.attn2 is None)
+    return Ours(own, cross, whole and (cross is not None or parts.attn2 is None))
+
+
+def planned(parts: Block, call: BlockCall, means: Means, ours: Ours) -> Plan:
+    """How a block is computed in this call, of which this is `ours`."""
+    context, (own, cross, whole) = call.context, ours
     given: dict[str, torch.Tensor] = {}
     if call.positions is not None:
         given["positions"] = call.positions
@@ -264,11 +282,13 @@ def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
         if context is not None and attention in (own, cross):
             first = source("context", context, attention.to_kv, means.prompts)
             sources[attention] = (first,)
+        else:
+            means.prompts.skip(attention.to_kv)
+    found: dict[int, Source] = {}  # who asks twice for a prompt is in another step
     if cross is not None and context is not None:
         if call.mask is not None:
             given["mask"] = call.mask
             sources[cross] = (sources[cross][0]._replace(mask="mask"),)
-        found: dict[int, Source] = {}  # who asks twice for a prompt is in another step
         for number, images, scale, region in call.more:
             shared, part = means.prompts.more[number : number + 1], cross.to_kv_more[number]
             if number not in found:
@@ -279,6 +299,10 @@ def planned(parts: Block, call: BlockCall, means: Means) -> Plan:
                 given[name] = means.regions.of(region, call.x, cross)
                 each = each._replace(image=(region.image, images.shape[1]), region=name)
             sources[cross] += (each._replace(scale=scale),)
+    more = parts.cross_attention.to_kv_more if parts.cross_attention is not None else ()
+    for number, (prompts, part) in enumerate(zip(means.prompts.more, more, strict=False)):
+        if number not in found:
+            prompts.skip(part)
     read = tuple(each[1:] for all_of in sources.values() for each in all_of)  # not the layers
     run = partial(_block, parts, call, own, cross, sources)
     return Plan(run, given, (*held, read), whole)

@@ -9,7 +9,7 @@ What was made is used only if neither what it was made of nor the weights have c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -176,6 +176,9 @@ def _bias(timed: Timed) -> torch.Tensor:
 
 # The prompt.
 
+MOST_SIDES = 4
+"""Kept at a time: blocks may skip a prompt in every other call."""
+
 
 class Side:
     """Attentions whose keys and values lie side by side. Equal only to itself: what a graph has
@@ -231,22 +234,42 @@ class Prompts(_Shared[_PromptStep]):
 
     parts: tuple[KeysValues, ...] = ()
     more: tuple[Prompts, ...] = ()
-    _side: Side | None = None
+    _sides: Mapping[tuple[KeysValues, ...], Side] = {}
+    _skipping: frozenset[KeysValues] = frozenset()
 
     def share(self, crossing: Sequence[Attention]) -> None:
         """Tell whose keys and values are made together."""
-        self.parts = tuple(each.to_kv for each in crossing)
+        self._shared_by(tuple(each.to_kv for each in crossing))
         others = list(zip_longest(*(each.to_kv_more for each in crossing)))
         if len(others) != len(self.more):
             own = self._ready, self._session, self._graphs, self._told
             self.more = tuple(Prompts(*own) for _ in others)
         for each, parts in zip(self.more, others, strict=True):
-            each.parts = tuple(filter(None, parts))
+            each._shared_by(tuple(filter(None, parts)))
+
+    def _shared_by(self, parts: tuple[KeysValues, ...]) -> None:
+        if parts != self.parts:
+            self._sides = {}
+        self.parts, self._skipping = parts, self._skipping.intersection(parts)
+
+    def skip(self, part: KeysValues) -> None:
+        """Tell that `part` does not ask in this step: nothing is made for it until it asks again,
+        and nothing kept.
+        """
+        step = self._step
+        if part not in self._skipping:
+            self._skipping |= {part}
+        if step is not None and part in step.left:
+            step.left.discard(part)
+            if not step.left:
+                step.ready = None  # the step stays: others may ask that nothing was made for
 
     def of(self, context: torch.Tensor, part: KeysValues) -> Ready | None:
         """What holds the keys and values of `part` for context (N, .., tokens, E); None where it is
         to make them itself.
         """
+        if part in self._skipping:
+            self._skipping -= {part}
         if len(self.parts) < 2 or (context.is_inference() and not self._told):
             return None
         if context.is_cuda and not is_free(context.device):
@@ -264,7 +287,7 @@ class Prompts(_Shared[_PromptStep]):
 
     def forget(self) -> None:
         super().forget()
-        self._side = None
+        self._sides = {}
         for each in self.more:
             each.forget()
 
@@ -276,10 +299,13 @@ class Prompts(_Shared[_PromptStep]):
     def _made(self, context: torch.Tensor) -> _PromptStep:
         """Keys and values of a new prompt for all blocks; empty where that cannot be."""
         step = _PromptStep(context, version_of(context), _stream(context))
-        fitting = tuple(part for part in self.parts if self._fits(part, context))
-        if self._side is None or self._side.parts != fitting:  # else the same object
-            self._side = Side(fitting)
-        side = self._side
+        asking = (part for part in self.parts if part not in self._skipping)
+        fitting = tuple(part for part in asking if self._fits(part, context))
+        side = self._sides.get(fitting)
+        if side is None:  # else the same object
+            side = Side(fitting)
+            known = self._sides if len(self._sides) < MOST_SIDES else {}
+            self._sides = {**known, fitting: side}
         rows = context.shape[:-1].numel()
         size = rows * side.width * context.element_size()
         if len(side.parts) < 2 or len(side.layers) > MOST_WEIGHTS or size > MOST_PROMPT_BYTES:

@@ -19,7 +19,7 @@ from lib_rocm_sd.modules.stand_in import StandIn, UnknownModuleError
 from lib_rocm_sd.modules.watch import hooks_of_all, is_intercepted
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet import divided
-from lib_rocm_sd.unet.blocks import Inner, Means, planned
+from lib_rocm_sd.unet.blocks import Inner, Means, ours_of, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading
 from lib_rocm_sd.unet.merged import hosts_weight, merged_among
@@ -144,10 +144,12 @@ class BlockStandIn(StandIn):
             return None
         call = self.asked(x, **given)
         parts = self._reading.parts
-        if call is None or not isinstance(parts, Block) or self._why_not():
+        if call is None or not isinstance(parts, Block):
             return None
-        plan = planned(parts, call, self._means)
-        return Inner(plan, self._laid_routes(call)) if plan.is_ours else None
+        ours = ours_of(parts, call, self._means)
+        if not ours.is_whole or self._why_not():
+            return None
+        return Inner(partial(planned, parts, call, self._means, ours), self._laid_routes(call))
 
     def _laid_routes(self, call: Any) -> Routes:
         """What a call's places lead to, with the weights laid as our programs read them.

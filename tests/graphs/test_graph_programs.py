@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lib_rocm_sd import calls as calls_module
-from lib_rocm_sd.calls import MOST_RECORDINGS, Calls, Places, begin
+from lib_rocm_sd.calls import MOST_FACTS, MOST_RECORDINGS, Calls, Places, begin
 from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.engine.session import Session
@@ -293,6 +293,20 @@ def test_what_nobody_wants_is_let_go(desk: Desk, graphs: Graphs) -> None:
         for _ in range(3):
             call(X, (number,))
     assert len(graphs.known()[0]._kept) <= MOST_RECORDINGS + 1
+
+
+def test_what_is_read_is_forgotten_with_who_read_it(desk: Desk, graphs: Graphs) -> None:
+    """As of sizes of pictures that nobody makes any more."""
+    desk.baked = True
+    call = program(graphs)
+    sizes = [(rows, columns) for columns in (8, 4) for rows in range(10, 0, -1)]
+    for rows, columns in sizes:
+        for _ in range(3):
+            call(X[:rows, :columns].contiguous())
+    (known,) = graphs.known()
+    assert known.recorded == len(sizes)
+    (buffer,) = known._buffers.values()
+    assert len(buffer._slots) <= MOST_FACTS + 2
 
 
 def test_an_interrupted_copy_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

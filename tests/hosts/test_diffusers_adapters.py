@@ -260,6 +260,33 @@ def test_each_change_of_an_ip_adapter_counts_at_once(unet: Any, desk: Desk) -> N
     assert torch.equal(models.step(unet, plain()), first)
 
 
+def test_blocks_that_count_no_image_have_no_keys_of_it_made_or_kept(
+    images_unet: Any, desk: Desk
+) -> None:
+    """From the second step on: the first has them made before it has met all blocks."""
+    unet, given = images_unet, with_images(1)
+    crossing = [m for n, m in unet.named_modules() if n.endswith("attn2")]
+    theirs_made = []
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        taken: Any = patch.unet.takeover
+        for counting in (crossing[:2], crossing[2:], crossing[1:]):
+            for attn in crossing:
+                attn.processor.scale = [0.8 if attn in counting else 0.0]
+            for _ in range(3):
+                made = models.step(unet, given).clone()
+                (images,) = taken._prompts.more
+                held = images._step
+                assert held is None or held.ready is None, "kept after the last block that asks"
+            theirs_made.append(made)
+            layers = {attn.processor.to_k_ip[0] for attn in counting}
+            assert layers in [{part.layers[0] for part in parts} for parts in images._sides]
+        assert_all_ours(patch)
+    for counting, made in zip((crossing[:2], crossing[2:], crossing[1:]), theirs_made, strict=True):
+        for attn in crossing:
+            attn.processor.scale = [0.8 if attn in counting else 0.0]
+        assert models.errors(made, models.step(unet, given))[1] < 0.02
+
+
 def regions(*counts: int, seed: int = 0) -> list[torch.Tensor]:
     """Masks (1, images, H, W) for each adapter, on the CPU, as diffusers' processor makes them."""
     drawn = [models.draw(1, count, 32, 32, seed=seed + count) for count in counts]

@@ -162,6 +162,30 @@ def test_another_prompt_amid_a_step(unet: Any, inputs: Any) -> None:
     assert torch.equal(first.rows, again.rows) and not torch.equal(first.rows, second.rows)
 
 
+def test_a_replaced_layer_has_them_made_no_more_often(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks before it were asked whether their transformer can be one program."""
+    steps: list[Any] = []
+    of = shared.Prompts._made
+
+    def noted(self: Any, context: Any) -> Any:
+        steps.append(context)
+        return of(self, context)
+
+    monkeypatch.setattr(shared.Prompts, "_made", noted)
+    expected = apart(unet, inputs)
+    steps.clear()
+    taken = taken_over(unet)
+    for block in [m for m in unet.modules() if type(m).__name__ == "BasicTransformerBlock"][1::2]:
+        block.attn1.forward = block.attn1.forward
+        block.ff.register_forward_hook(lambda module, args, made: made)
+    for _ in range(2):
+        assert models.errors(models.step(unet, inputs), expected)[1] < 0.02
+    assert any(row.partly for row in taken.report())
+    assert len(steps) == 2
+
+
 class Refusing(Hook):
     """Keys and values are not to be read, as where networks are computed in the layers."""
 
