@@ -140,15 +140,20 @@ def make(folder: Path = FOLDER) -> None:
     shutil.copytree(sysconfig.get_path("stdlib"), part / "Lib", ignore=skipped)
     (part / "Lib" / "site-packages").mkdir()
     linked(part / "python.exe", _MAIN % version, _CALLED, "/entry:start", "/subsystem:console")
+    # Its output goes through a pipe: where it is a file, Python does not start in this Wine.
+    started = subprocess.run(
+        [*command(part), "-c", "import ctypes, sys; print(sys.version)"],
+        env=environment(part),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    if started.returncode:
+        raise MissingError(f"it does not start in Wine: {' '.join(started.stderr.split())[-400:]}")
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-    subprocess.run(
-        [*command(folder), "-c", "import ctypes, sys; print(sys.version)"],
-        env=environment(folder),
-        stdin=subprocess.DEVNULL,
-        check=True,
-        timeout=_LIMIT_S,
-    )
 
 
 def main() -> int:
