@@ -324,9 +324,8 @@ def test(python: Path, arguments: "list[str]") -> int:
     """Every check; the status of the last one that failed. mypy, which takes a minute, is shown
     after pytest, beside which it runs.
     """
-    # One more than there are cores: tests wait for children and browsers. Each collects for 15 s.
-    count = min((os.cpu_count() or 1) + 1, MOST_TEST_WORKERS)
-    workers = ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]  # longest first
+    # One more than there are cores: tests wait for children and browsers.
+    workers = ["--workers", str(min((os.cpu_count() or 1) + 1, MOST_TEST_WORKERS))]
     types = subprocess.Popen(
         [str(python), "-m", "mypy"], cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -13,26 +13,30 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import ledger, sweeps
+from tests import ledger, sweeps, workers
 from tests.clock import Clock
 
 gc.set_threshold(100_000, 50, 100)  # what is collected stays, and took a quarter longer to collect
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and the workers fill the cores
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN_CACHE = Path(tempfile.mkdtemp(prefix="rocm_sd_tests_"))
-"""The user's cache folder, for this process and those that it starts; a test may name another. Set
-here, since collecting already looks for compilers and keeps what they say.
+OWN_CACHES = Path(tempfile.mkdtemp(prefix="rocm_sd_tests_"))
+"""The user's cache folder, for this process and those that it starts, and one for each worker; a
+test may name another. Set here, since collecting already looks for compilers and keeps what they
+say.
 """
+FIRST_CACHE = OWN_CACHES / "first"
+FIRST_CACHE.mkdir(mode=0o700)
 os.environ.pop("ROCM_SD_CACHE_DIR", None)
 # What is ours shall be ours in each call; some tests set these.
 os.environ["ROCM_SD_SPOT_CHECK"] = os.environ["ROCM_SD_COMPARE_SPEED"] = "0"
-os.environ.update(XDG_CACHE_HOME=str(OWN_CACHE), LOCALAPPDATA=str(OWN_CACHE))
+os.environ.update(XDG_CACHE_HOME=str(FIRST_CACHE), LOCALAPPDATA=str(FIRST_CACHE))
 
 LONGEST = (
     *("test_browser_speed", "test_browser_looks", "test_browser_accordion", "test_browser_reload"),
@@ -65,6 +69,7 @@ TOGETHER = "tests/browser/"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     ledger.add_options(parser)
+    workers.add_option(parser)
     parser.addoption("--schedules", type=int, help="draw so many orders of waves for each case")
 
 
@@ -83,6 +88,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(chooser, "ledger")
     os.environ[sweeps.VARIABLE] = "1" if chooser.thinned else ""
     config.pluginmanager.register(Root(), "root")
+    if config.option.workers and "fork" in get_all_start_methods():
+        config.pluginmanager.register(workers.Workers(scope_of, begin_worker), "workers")
+
+
+def begin_worker(config: pytest.Config) -> None:
+    """What a worker has for itself."""
+    from lib_rocm_sd import cache
+
+    chooser: Any = config.pluginmanager.get_plugin("ledger")
+    chooser.worker = True
+    folder = OWN_CACHES / str(os.getpid())
+    shutil.copytree(FIRST_CACHE, folder)
+    os.environ.update(XDG_CACHE_HOME=str(folder), LOCALAPPDATA=str(folder))
+    cache.reset()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -105,17 +124,6 @@ def scope_of(nodeid: str) -> str:
     if file.startswith(TOGETHER):
         return TOGETHER + nodeid.rpartition("[")[2].partition("-")[0].rstrip("]")
     return nodeid if Path(file).stem in APART else file
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByScope(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return scope_of(nodeid)
-
-    return ByScope(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -155,7 +163,7 @@ def pytest_unconfigure() -> None:
     it ends, pytest collects twice.
     """
     atexit.register(gc.unfreeze)
-    shutil.rmtree(OWN_CACHE, ignore_errors=True)
+    shutil.rmtree(OWN_CACHES, ignore_errors=True)
 
 
 @pytest.fixture

@@ -83,11 +83,11 @@ def shortcomings(found: dict[str, int], floors: dict[str, int]) -> list[str]:
 
 
 class Ledger:
-    """What one process knows and finds: the only one, the controller of workers, or a worker."""
+    """What one process knows and finds: the only one, the parent of workers, or a worker."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.worker = hasattr(config, "workerinput")
+        self.worker = False
         self.everything = bool(config.getoption("all"))
         self.records = self.everything or bool(config.getoption("record"))
         self.named = bool(config.option.keyword) or any(
@@ -105,7 +105,7 @@ class Ledger:
         self.used: set[Code] = set()
         self.day = date.today().toordinal()
         self.done = frozenset(map(Entry._make, _lines(UNFINISHED) if self.everything else ()))
-        self.sources = executed.sources() if self.records and not self.worker else ""
+        self.sources = executed.sources() if self.records else ""
         self.collected: set[Entry] = set()
         self.right: set[Entry] = set()
         self.wrong: set[Entry] = set()

@@ -1,13 +1,8 @@
-"""Which tests one of pytest-xdist's workers has."""
+"""Which tests a worker has at a time."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
-
-from tests.conftest import pytest_xdist_make_scheduler, scope_of
+from tests.conftest import scope_of
 
 
 def test_a_worker_has_a_file_a_test_or_the_pages_of_one_gradio() -> None:
@@ -18,13 +13,3 @@ def test_a_worker_has_a_file_a_test_or_the_pages_of_one_gradio() -> None:
     pages = [f"tests/browser/test_x.py::test_a[{each}]" for each in ("a", "b", "b-light")]
     first, second, third = map(scope_of, [*pages[:2], pages[2].replace("x.py", "y.py")])
     assert first != second == third
-
-
-def test_xdist_asks_for_these() -> None:
-    pytest.importorskip("xdist")
-    options = {"dist": "loadfile", "tx": ["popen"]}
-    config: Any = SimpleNamespace(getvalue=options.__getitem__, option=SimpleNamespace(debug=False))
-    page = "tests/browser/test_x.py::test_a[gradio3]"
-    assert pytest_xdist_make_scheduler(config, None)._split_scope(page) == scope_of(page)
-    options["dist"] = "load"
-    assert pytest_xdist_make_scheduler(config, None) is None

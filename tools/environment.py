@@ -33,7 +33,7 @@ PYTORCH_INDEX = "https://download.pytorch.org/whl"
 MODULES = {
     "demo": ("torch", "diffusers", "transformers", "safetensors", "numpy", "PIL"),
     "page": ("gradio",),
-    "test": ("gradio", "playwright", "pytest", "xdist", "ruff", "mypy", "tinygrad", "ziglang"),
+    "test": ("gradio", "playwright", "pytest", "ruff", "mypy", "tinygrad", "ziglang"),
 }
 """What can be imported when all is there; each purpose needs the demo's, too."""
 LISTS: dict[str, tuple[str, ...]] = {
