@@ -16,8 +16,8 @@ from torch import nn
 @dataclass(frozen=True, eq=False)
 class Heads:
     """Attention's layers of one stream, which `module` has. `to_qkv`: three for queries, keys and
-    values, or one for all. `norm_q`, `norm_k`: RMSNorm over each head, with a weight; both or none.
-    `to_out` None: nobody reads what attention makes of this stream.
+    values, or one for all. `norm_q`, `norm_k`: RMSNorm over each head, each with one parameter, and
+    one `eps`; both or none. `to_out` None: nobody reads what attention makes of this stream.
     """
 
     module: nn.Module
@@ -25,6 +25,7 @@ class Heads:
     to_out: nn.Linear | None
     norm_q: nn.Module | None
     norm_k: nn.Module | None
+    eps: float = 0.0
 
     def leaves(self) -> list[nn.Module]:
         more = (self.to_out, self.norm_q, self.norm_k)
@@ -77,6 +78,9 @@ OWN = ("own shift", "own scale", "own gate")
 """What a modulation makes for attention, the feed-forward, the picture's own attention."""
 
 
+Bounded = Callable[[torch.Tensor], torch.Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class Joint:
     """A block of two streams that attend to both: Esser and others, "Scaling Rectified Flow
@@ -86,13 +90,16 @@ class Joint:
     m = LayerNorm(x) (1 + ff scale) + ff shift; x += ff gate feed_forward(m)
 
     `own`: the picture's attention to itself alone, with a modulation of its own, added to the first
-    sum. Keys and values of the picture come before those of the prompt.
+    sum. `prompt_first`: positions of the prompt's tokens come before those of the picture's.
+    `bounded`: what is done in fp16 with the prompt's result, in place, since it may overflow.
     """
 
     picture: Stream
     prompt: Stream
     own: Heads | None
     heads: int
+    prompt_first: bool = False
+    bounded: Bounded | None = None
 
     def leaves(self) -> list[nn.Module]:
         """Those whose parameters we read."""
@@ -100,17 +107,51 @@ class Joint:
         return [*self.picture.leaves(), *self.prompt.leaves(), *own]
 
 
-class JointCall(NamedTuple):
-    """x (N, tokens, C), context (N, words, C), embedding (N, E).
+@dataclass(frozen=True, eq=False)
+class Single:
+    """A block of one stream, of the tokens of prompt and picture one after another, whose attention
+    and feed-forward are parallel: Dehghani and others, "Scaling Vision Transformers to 22 Billion
+    Parameters" (2023), section 2.
 
-    `answer(context, x)` is what the host's block gives of them; of a stream that ends, None.
+    n = LayerNorm(x) (1 + scale) + shift; x += gate to_out([attention(n), gelu(up(n))])
+
+    `modulation` of SiLU of the time embedding makes the rows of ATTENTION. `heads`: its `to_qkv`
+    make what goes into GELU, too, behind queries, keys and values. `bounded` as of Joint.
+    """
+
+    modulation: nn.Linear
+    norm: nn.LayerNorm
+    heads: Heads
+    to_out: nn.Linear
+    count: int
+    bounded: Bounded | None
+
+    def leaves(self) -> list[nn.Module]:
+        """Those whose parameters we read."""
+        return [self.modulation, *self.heads.leaves(), self.to_out]
+
+
+class TokensCall(NamedTuple):
+    """x (N, tokens, C), context (N, words, C) or, where x has both, None; embedding (N, E);
+    `rotary`, `rotary_sin` as HeadsInputs has them.
+
+    `answer` gives what the host's block does: of context and x, of which a stream that ends is
+    None; or, of a Single, of both in one tensor.
     """
 
     x: torch.Tensor
-    context: torch.Tensor
+    context: torch.Tensor | None
     embedding: torch.Tensor
-    answer: Callable[[torch.Tensor | None, torch.Tensor], Any]
+    answer: Callable[..., Any]
+    rotary: torch.Tensor | None = None
+    rotary_sin: torch.Tensor | None = None
 
     @property
     def others(self) -> tuple[Any, ...]:
-        return self.context, self.embedding
+        return self.context, self.embedding, self.rotary, self.rotary_sin
+
+    @property
+    def given(self) -> dict[str, torch.Tensor]:
+        """What a program is given, by name."""
+        named = self._asdict()
+        return {name: each for name, each in named.items() if isinstance(each, torch.Tensor)}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
-from lib_rocm_sd.dit.parts import Heads, Joint, JointCall, Stream
+from lib_rocm_sd.dit.parts import ATTENTION, Heads, Joint, Single, Stream, TokensCall
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.layer_norm.heads import HeadsInputs
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs
@@ -21,23 +21,42 @@ Rows = dict[str, torch.Tensor]
 """What a modulation makes, (N, C) each, by name."""
 
 
-def joint(parts: Joint, call: JointCall, means: Means, calls: Calls) -> Any:
+Rotary = tuple[torch.Tensor | None, torch.Tensor | None]
+"""`rotary` and `rotary_sin` of HeadsInputs."""
+
+
+def joint(parts: Joint, call: TokensCall, means: Means, calls: Calls) -> Any:
     """A block of two streams. Both results lie one after the other in one tensor, which a graph
     writes.
     """
-    why = means.attends(parts.picture.heads.module)
-    if why:
-        raise UnknownModuleError((why,))
-    given = {"x": call.x, "context": call.context, "embedding": call.embedding}
-    made = calls.recorded(partial(_joint, parts), given)
+    _attends(means, parts.picture.heads)
+    made = calls.recorded(partial(_joint, parts), call.given)
     x = made[: call.x.numel()].view(call.x.shape)
-    if parts.prompt.feed_forward is None:
+    if parts.prompt.feed_forward is None or call.context is None:
         return call.answer(None, x)
     return call.answer(made[call.x.numel() :].view(call.context.shape), x)
 
 
+def single(parts: Single, call: TokensCall, means: Means, calls: Calls) -> Any:
+    """A block of one stream, which may be given in two tensors."""
+    _attends(means, parts.heads)
+    return call.answer(calls.recorded(partial(_single, parts), call.given))
+
+
+def _attends(means: Means, heads: Heads) -> None:
+    why = means.attends(heads.module)
+    if why:
+        raise UnknownModuleError((why,))
+
+
 def _joint(
-    parts: Joint, calls: Calls, x: torch.Tensor, context: torch.Tensor, embedding: torch.Tensor
+    parts: Joint,
+    calls: Calls,
+    x: torch.Tensor,
+    context: torch.Tensor,
+    embedding: torch.Tensor,
+    rotary: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
 ) -> torch.Tensor:
     picture, prompt = parts.picture, parts.prompt
     x, context = x.contiguous(), context.contiguous()
@@ -47,14 +66,17 @@ def _joint(
     of_picture: Rows = dict(zip(picture.rows, each, strict=False))
     of_prompt: Rows = dict(zip(prompt.rows, each[len(picture.rows) :], strict=True))
 
-    mixed = _attended(
-        calls,
-        "joint",
-        parts.heads,
+    streams = [
         (_projected(calls, "x", x, picture, of_picture, picture.heads), picture.heads),
         (_projected(calls, "context", context, prompt, of_prompt, prompt.heads), prompt.heads),
-    )
-    tokens, total = x.shape[1], x
+    ]
+    sizes = [x.shape[1], context.shape[1]]
+    order = -1 if parts.prompt_first else 1
+    turned = rotary, rotary_sin
+    mixed = _attended(calls, "joint", parts.heads, *streams[::order], rotary=turned)
+    del streams
+    mixed, of_context = mixed.split(sizes[::order], 1)[::order]
+    total = x
     if parts.own is not None:
         alone = _projected(calls, "own", x, picture, of_picture, parts.own, "own ")
         alone = _attended(calls, "own", parts.heads, (alone, parts.own))
@@ -62,17 +84,53 @@ def _joint(
         total = torch.addcmul(x, of_picture["own gate"][:, None], alone)
         del alone
     ends = prompt.feed_forward is None
-    added = None if ends else _out(calls, "context.out", prompt.heads, mixed[:, tokens:])
-    mixed = _out(calls, "x.out", picture.heads, mixed[:, :tokens])
+    added = None if ends else _out(calls, "context.out", prompt.heads, of_context)
+    mixed = _out(calls, "x.out", picture.heads, mixed)
     x, gate, h = _fed(calls, "x", total, mixed, picture, of_picture)
-    del mixed, total
+    del mixed, of_context, total
     flat = x.new_empty(x.numel() + (0 if ends else context.numel()))
     torch.addcmul(x, gate, h, out=flat[: x.numel()].view(x.shape))
     if added is not None:
         into = flat[x.numel() :].view(context.shape)
         context, gate, h = _fed(calls, "context", context, added, prompt, of_prompt)
         torch.addcmul(context, gate, h, out=into)
+        _bound(parts, into)
     return flat
+
+
+def _single(
+    parts: Single,
+    calls: Calls,
+    x: torch.Tensor,
+    embedding: torch.Tensor,
+    context: torch.Tensor | None = None,
+    rotary: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What attention makes comes to lie where the values were, next to what GELU makes."""
+    x = x.contiguous() if context is None else torch.cat((context, x), 1)
+    width = x.shape[2]
+    made = compute.linear(calls, "modulation", nn.functional.silu(embedding), parts.modulation)
+    rows: Rows = dict(zip(ATTENTION, made.chunk(len(ATTENTION), 1), strict=True))
+    inputs = ModulatedInputs(x, rows["scale"], rows["shift"], parts.norm.eps)
+    normed = calls.run("norm", LAYER_NORM_MODULATED, inputs).flatten(0, 1)
+    made = compute.linear(calls, "qkv", normed, *parts.heads.to_qkv)
+    del inputs, normed
+    qkv = made[:, : 3 * width].unflatten(0, x.shape[:2])
+    mixed = _attended(calls, "own", parts.count, (qkv, parts.heads), rotary=(rotary, rotary_sin))
+    joined = made[:, 2 * width :]
+    joined[:, :width] = mixed.flatten(0, 1)
+    del made, qkv, mixed
+    torch.ops.aten.gelu_(joined[:, width:], approximate="tanh")
+    h = compute.linear(calls, "out", joined, parts.to_out).view(x.shape)
+    torch.addcmul(x, rows["gate"][:, None], h, out=h)
+    _bound(parts, h)
+    return h
+
+
+def _bound(parts: Joint | Single, made: torch.Tensor) -> None:
+    if parts.bounded is not None and made.dtype == torch.float16:
+        parts.bounded(made)
 
 
 def _projected(
@@ -92,15 +150,21 @@ def _projected(
 
 
 def _attended(
-    calls: Calls, place: str, count: int, *streams: tuple[torch.Tensor, Heads]
+    calls: Calls,
+    place: str,
+    count: int,
+    *streams: tuple[torch.Tensor, Heads],
+    rotary: Rotary = (None, None),
 ) -> torch.Tensor:
     """Attention (N, tokens, C) of `count` heads among all tokens of one stream, or of two: of each
     its queries, keys and values, and the layers that made them.
     """
     (qkv, heads), (more, others) = streams[0], (*streams, (None, None))[1]
-    if more is not None or heads.norm_q is not None:
-        weights = (*_weights(heads), *_weights(others))
-        inputs = HeadsInputs(qkv, more, *weights, count, _eps(heads), _eps(others))
+    if more is not None or heads.norm_q is not None or rotary[0] is not None:
+        q, k = _weights(heads)
+        more_q, more_k = _weights(others)
+        eps = heads.eps, 0.0 if others is None else others.eps
+        inputs = HeadsInputs(qkv, more, q, k, more_q, more_k, count, *eps, *rotary)
         qkv = calls.run(f"{place}.qk", RMS_NORM_HEADS, inputs)
         del inputs
     del more, streams
@@ -110,13 +174,9 @@ def _attended(
 
 def _weights(heads: Heads | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     norms: Any = (None, None) if heads is None else (heads.norm_q, heads.norm_k)
-    q, k = (None if norm is None else norm._parameters["weight"] for norm in norms)
+    every = ({} if norm is None else norm._parameters for norm in norms)
+    q, k = (next((each for each in own.values() if each is not None), None) for own in every)
     return q, k
-
-
-def _eps(heads: Heads | None) -> float:
-    norm: Any = None if heads is None else heads.norm_q
-    return 0.0 if norm is None else float(norm.eps)
 
 
 def _out(calls: Calls, place: str, heads: Heads, mixed: torch.Tensor) -> torch.Tensor:

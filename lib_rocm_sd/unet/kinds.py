@@ -54,6 +54,7 @@ TITLES = (
     "first and last layers",
     "image attention",
     "joint transformer block",
+    "single transformer block",
 )
 Find = Callable[[nn.Module], list[tuple[nn.Module, Kind]]]
 """Gives the blocks of a UNet, each with its kind, in the UNet's own order."""

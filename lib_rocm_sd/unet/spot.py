@@ -101,6 +101,7 @@ class SpotCheck:
         """
         self.is_theirs = True
         try:
+            x = x.clone()  # ComfyUI's blocks of Flux add to it in place
             with without_search():
                 theirs = forward()
         except (RuntimeError, MemoryError) as error:

@@ -421,10 +421,13 @@ Slots = tuple[Sequence[dict[str, Any]], Sequence[str]]
 
 
 def slots_of(leaves: Iterable[nn.Module]) -> Slots:
-    """Slots of all weights and biases of `leaves`."""
-    names = ("weight", "bias")
-    dicts = [leaf._parameters for leaf in leaves for _ in names]
-    return dicts, names * (len(dicts) // len(names))
+    """Slots of all parameters of `leaves`, and of weights and biases that they may get."""
+    every = [
+        (leaf._parameters, name)
+        for leaf in leaves
+        for name in dict.fromkeys(("weight", "bias", *leaf._parameters))
+    ]
+    return [own for own, _ in every], tuple(name for _, name in every)
 
 
 _NOTHING = torch.empty(0)

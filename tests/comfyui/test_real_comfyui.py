@@ -29,6 +29,15 @@ OWN = {
             f"comfy/ldm/modules/diffusionmodules/mmdit.py::{name}.__init__"
             for name in ("Mlp", "RMSNorm", "SelfAttention", "DismantledBlock", "MMDiT")
         ),
+        *(
+            f"comfy/ldm/flux/layers.py::{name}.__init__"
+            for name in ("RMSNorm", "QKNorm", "SelfAttention", "Modulation")
+        ),
+        *(
+            f"comfy/ldm/flux/layers.py::{name}Block.__init__"
+            for name in ("DoubleStream", "SingleStream")
+        ),
+        "comfy/ldm/flux/model.py::Flux.__init__",
     ),
     "of a newer ComfyUI": (
         "comfy/ldm/modules/attention.py::ComfyAttention",

@@ -43,8 +43,9 @@ UNET_CLASS = ("comfy.ldm.modules.diffusionmodules.openaimodel", "UNetModel")
 CLASSES = {
     UNET_CLASS,
     ("comfy.ldm.modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper"),
+    ("comfy.ldm.flux.model", "Flux"),
 }
-"""The last is SD 3's transformer."""
+"""The last two are the transformers of SD 3 and Flux."""
 CHANGES = ("patches", "patches_replace")
 """Options by which nodes change what a call computes."""
 COMPILED = "torch.compile"

@@ -25,8 +25,8 @@ from lib_rocm_sd.hosts.diffusers.components import Attentions, ServedForward, is
 from lib_rocm_sd.hosts.diffusers.faster import compared
 from lib_rocm_sd.hosts.diffusers.unet import UnetPatch, patched_unet
 from lib_rocm_sd.hosts.diffusers.vae import VaePatch, patched_vae
-from lib_rocm_sd.hosts.read.dit import family_of
 from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.unet import transformer_kind
 from lib_rocm_sd.hosts.read.unet_diffusers import (
     HOME,
     PROCESSORS,
@@ -164,10 +164,10 @@ def patched(
     `budget_bytes`: device memory that a decode keeps to, beside the weights. Raises ValueError for
     anything else.
 
-    `unet`: True computes the blocks of a UNet, or of SD 3's transformer, in half precision, and of
-    its ControlNets, where they are known, by our programs; convolution weights lie in channels-last
-    memory meanwhile. False, until that is faster wherever it was measured, leaves all of it but its
-    attention alone.
+    `unet`: True computes the blocks of a UNet, or of SD 3's or Flux's transformer, in half
+    precision, and of its ControlNets, where they are known, by our programs; convolution weights
+    lie in channels-last memory meanwhile. False, until that is faster wherever it was measured,
+    leaves all of it but its attention alone.
 
     Each kernel is tried on the card in a process of its own before it is launched in this one,
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so
@@ -217,7 +217,7 @@ def _unets(pipeline: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     report calls them.
     """
     own = getattr(pipeline, "transformer", None)
-    if not isinstance(own, torch.nn.Module) or not any(map(family_of, own.modules())):
+    if not isinstance(own, torch.nn.Module) or not any(map(transformer_kind, own.modules())):
         own = getattr(pipeline, "unet", None)
     control = getattr(pipeline, "controlnet", None)
     nets = ((CONTROLNET, net) for net in getattr(control, "nets", (control,)))

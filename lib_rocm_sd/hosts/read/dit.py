@@ -10,6 +10,7 @@ modules/models/sd3/mmdit.py.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from lib_rocm_sd.dit.parts import (
     FeedForward,
     Heads,
     Joint,
-    JointCall,
     Stream,
+    TokensCall,
 )
-from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.findings import Findings, eps_of
 from lib_rocm_sd.hosts.read.unet_diffusers import HOME, PLAIN_ATTENTION, code_of, processor_of
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 
@@ -52,22 +53,28 @@ def joint_call(
     encoder_hidden_states: Any,
     temb: Any,
     joint_attention_kwargs: Any = None,
-) -> JointCall | None:
+) -> TokensCall | None:
     """Further arguments of attention, as an IP-Adapter gives them, are not for us."""
     if joint_attention_kwargs:
         given = ", ".join(sorted(joint_attention_kwargs))
         raise UnknownModuleError((f"attention is given {given}",))
     x, context = hidden_states, encoder_hidden_states
-    return _call(x, context, temb)
+    return tokens_call(x, context, temb, both)
 
 
-def _call(x: Any, context: Any, embedding: Any) -> JointCall | None:
+def both(context: torch.Tensor | None, x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    return context, x
+
+
+def tokens_call(
+    x: Any, context: Any, embedding: Any, answer: Callable[..., Any], *rotary: Any
+) -> TokensCall | None:
     """None where these do not go together."""
     for each, ndim in ((context, 3), (embedding, 2)):
         alike = type(each) is torch.Tensor and each.ndim == ndim and len(each) == len(x)
-        if not alike or (each.dtype, each.device) != (x.dtype, x.device):
+        if each is not None and (not alike or (each.dtype, each.device) != (x.dtype, x.device)):
             return None
-    return JointCall(x, context, embedding, lambda text, image: (text, image))
+    return TokensCall(x, context, embedding, answer, *rotary)
 
 
 def joint(found: Findings, module: Any) -> Joint | None:
@@ -87,21 +94,21 @@ def joint(found: Findings, module: Any) -> Joint | None:
     if module.attn2 is not None:
         found.watch(module.attn2, "heads")
         if _is_plain(found, module.attn2, "attn2") and module.attn2.heads == attn.heads:
-            own = _heads(found, module.attn2, "attn2", mine, "to_out.0", ("norm_q", "norm_k"))
-    first = _heads(found, attn, "attn", mine, "to_out.0", ("norm_q", "norm_k"))
+            own = heads_of(found, module.attn2, "attn2", mine, "to_out.0", ("norm_q", "norm_k"))
+    first = heads_of(found, attn, "attn", mine, "to_out.0", ("norm_q", "norm_k"))
     out, norms = None if ends else "to_add_out", ("norm_added_q", "norm_added_k")
-    second = _heads(found, attn, "attn", theirs, out, norms)
-    picture = _stream(found, module, "", first)
-    prompt = _stream(found, module, "_context", second, ends)
+    second = heads_of(found, attn, "attn", theirs, out, norms)
+    picture = stream_of(found, module, "", first)
+    prompt = stream_of(found, module, "_context", second, ends)
     if picture is None or prompt is None or (module.attn2 is not None) != (own is not None):
         return None
     if (own is not None) != (OWN[0] in picture.rows) or (ends != (len(prompt.rows) == 2)):
         found.add("norm1 does not go with the attention")
         return None
-    return _fitting(found, Joint(picture, prompt, own, attn.heads))
+    return fitting(found, Joint(picture, prompt, own, attn.heads))
 
 
-def _fitting(found: Findings, parts: Joint) -> Joint | None:
+def fitting(found: Findings, parts: Joint) -> Joint | None:
     """The parts, if all widths are those of the picture's tokens."""
     width = parts.picture.heads.to_qkv[0].in_features
     every = [parts.picture.heads, parts.prompt.heads, *([] if parts.own is None else [parts.own])]
@@ -133,7 +140,7 @@ def _is_plain(found: Findings, module: Any, name: str) -> bool:
     return True
 
 
-def _heads(
+def heads_of(
     found: Findings,
     module: Any,
     name: str,
@@ -141,26 +148,31 @@ def _heads(
     out: str | None,
     norms: tuple[str, str],
 ) -> Heads | None:
-    q, k, v = (found.linear(module, key, name) for key in layers)
+    to_qkv = [found.linear(module, key, name) for key in layers]
     to_out = None if out is None else found.linear(module, out, name)
     if out == "to_out.0" and found.listed(module, "to_out", name, 2):
         found.no_dropout(module, "to_out.1", name)
     there = [getattr(module, key, None) is not None for key in norms]
-    if q is None or k is None or v is None or (out is not None and to_out is None):
+    read = tuple(layer for layer in to_qkv if layer is not None)
+    if len(read) < len(layers) or (out is not None and to_out is None):
         return None
-    norm_q, norm_k = _norms(found, module, name, norms) if any(there) else (None, None)
-    return Heads(module, (q, k, v), to_out, norm_q, norm_k)
+    return Heads(module, read, to_out, *norms_of(found, module, name, norms, any(there)))
 
 
-def _norms(found: Findings, module: Any, name: str, keys: tuple[str, str]) -> tuple[Any, Any]:
-    """RMSNorms of queries and of keys, with one eps."""
+def norms_of(
+    found: Findings, module: Any, name: str, keys: tuple[str, str], there: bool = True
+) -> tuple[Any, Any, float]:
+    """RMSNorms of queries and of keys, and their one eps; None, None and 0 where not `there`."""
+    if not there:
+        return None, None, 0.0
     norm_q, norm_k = (found.rms_norm(module, key, name) for key in keys)
-    if norm_q is None or norm_k is None or norm_q.eps != norm_k.eps:
+    eps = eps_of(norm_q)
+    if norm_q is None or norm_k is None or eps is None or eps != eps_of(norm_k):
         found.add(f"{name}: its {' and '.join(keys)} are unlike")
-    return norm_q, norm_k
+    return norm_q, norm_k, eps or 0.0
 
 
-def _stream(
+def stream_of(
     found: Findings, module: Any, suffix: str, heads: Heads | None, ends: bool = False
 ) -> Stream | None:
     name = f"norm1{suffix}"
@@ -205,8 +217,8 @@ def comfys_call(
     c: Any,
     use_checkpoint: Any = True,
     transformer_options: Any = None,
-) -> JointCall | None:
-    return _call(x, context, c)
+) -> TokensCall | None:
+    return tokens_call(x, context, c, both)
 
 
 def comfys_joint(found: Findings, module: Any) -> Joint | None:
@@ -235,7 +247,7 @@ def comfys_joint(found: Findings, module: Any) -> Joint | None:
     second = _comfys_stream(found, prompt, "context_block", _BOTH[:2] if ends else _BOTH, ends)
     if first is None or second is None:
         return None
-    return _fitting(found, Joint(first, second, own, picture.attn.num_heads))
+    return fitting(found, Joint(first, second, own, picture.attn.num_heads))
 
 
 def _comfys_stream(
@@ -275,22 +287,7 @@ def _comfys_heads(found: Findings, block: Any, key: str, name: str) -> Heads | N
     ends = bool(module.pre_only)
     out = None if ends else found.linear(module, "proj", name)
     plain = [type(getattr(module, each, None)) is nn.Identity for each in ("ln_q", "ln_k")]
-    norm_q, norm_k = (None, None) if all(plain) else _norms(found, module, name, ("ln_q", "ln_k"))
+    norms = norms_of(found, module, name, ("ln_q", "ln_k"), not all(plain))
     if qkv is None or (out is None and not ends):
         return None
-    return Heads(module, (qkv,), out, norm_q, norm_k)
-
-
-CLASSES = {"diffusers": CLASS, "comfy": COMFYS_CLASS, "modules": COMFYS_CLASS}
-"""By the package that defines it."""
-
-
-def family_of(module: nn.Module) -> str:
-    """The package that defines a joint block's class, or one that it is derived from; empty for
-    another module.
-    """
-    for cls in type(module).__mro__:
-        family = cls.__module__.partition(".")[0]
-        if CLASSES.get(family) == cls.__name__:
-            return family
-    return ""
+    return Heads(module, (qkv,), out, *norms)

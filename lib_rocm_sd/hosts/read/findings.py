@@ -45,10 +45,14 @@ LAYER_NORM_CLASSES = {
     "backend.operations.ForgeOperations.LayerNorm",
 }
 RMS_NORM_CLASSES = {
+    "torch.nn.modules.normalization.RMSNorm",
     "diffusers.models.normalization.RMSNorm",
+    "comfy.ldm.flux.layers.RMSNorm",
+    "backend.nn.flux.RMSNorm",
     "comfy.ldm.modules.diffusionmodules.mmdit.RMSNorm",
     "modules.models.sd3.mmdit.RMSNorm",
 }
+_SCALES = ("weight", "scale")
 GROUP_NORM_CLASSES = {
     "torch.nn.modules.normalization.GroupNorm",
     "comfy.ops.disable_weight_init.GroupNorm",
@@ -300,14 +304,16 @@ class Findings:
         return norm
 
     def rms_norm(self, owner: Any, path: str, within: str = "") -> Any:
-        """What is there if it is an RMSNorm of the last dimension with a weight, and no more."""
+        """What is there if it is an RMSNorm of the last dimension with a weight, and no more. Where
+        Flux's are ComfyUI's or Forge's, the weight is `scale`.
+        """
         module, name = _at(owner, path, within)
         cls = type(module)
         if f"{cls.__module__}.{cls.__qualname__}" not in RMS_NORM_CLASSES:
             self._other_class(module, name, "RMSNorm")
             return None
-        own = {key for key, value in module._parameters.items() if value is not None}
-        if own != {"weight"} or module.weight.ndim != 1:
+        own = {key: value for key, value in module._parameters.items() if value is not None}
+        if len(own) != 1 or any(key not in _SCALES or own[key].ndim != 1 for key in own):
             self.add(f"{name} has {', '.join(sorted(own)) or 'no weight'}")
             return None
         self._as_its_class(module, name)
@@ -471,6 +477,14 @@ class Findings:
 def beneath(module: Any) -> Any:
     """The layer that an adapter's is around, or the module itself."""
     return getattr(module, "base_layer", module)
+
+
+def eps_of(norm: Any) -> float | None:
+    """An RMSNorm's; in ComfyUI's for Flux it is the only number of its forward."""
+    if norm is None or hasattr(norm, "eps"):
+        return getattr(norm, "eps", None)
+    constants = type(norm).forward.__code__.co_consts
+    return next((each for each in constants if isinstance(each, float)), None)
 
 
 def is_quantised(module: Any) -> bool:

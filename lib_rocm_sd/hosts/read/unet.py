@@ -10,7 +10,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit import program
-from lib_rocm_sd.hosts.read import dit, unet_diffusers
+from lib_rocm_sd.hosts.read import dit, flux, unet_diffusers
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
@@ -97,18 +97,41 @@ _READERS: Mapping[str, Ldm] = {
 _KINDS = {family: _kinds(family, reader) for family, reader in _READERS.items()}
 
 
-_JOINT = {
-    family: Kind(TITLES[-1], partial(_read, family, read), bind, program.joint)
-    for family, read, bind in (
-        ("diffusers", dit.joint, dit.joint_call),
-        ("comfy", dit.comfys_joint, dit.comfys_call),
-        ("modules", dit.comfys_joint, dit.comfys_call),
-    )
-}
+_Blocks = tuple[str, str, Callable[[Findings, nn.Module], Any], Callable[..., Any]]
+
+
+def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
+    every: list[_Blocks] = [
+        ("diffusers", dit.CLASS, dit.joint, dit.joint_call),
+        ("diffusers", "FluxTransformerBlock", flux.double, flux.double_call),
+        ("diffusers", "FluxSingleTransformerBlock", flux.single, flux.single_call),
+    ]
+    for family in ("comfy", "modules"):
+        every.append((family, dit.COMFYS_CLASS, dit.comfys_joint, dit.comfys_call))
+    for family in ("comfy", "backend"):
+        every += [
+            (family, "DoubleStreamBlock", flux.comfys_double, flux.comfys_double_call),
+            (family, "SingleStreamBlock", flux.comfys_single, flux.comfys_single_call),
+        ]
+    for family, name, read, bind in every:
+        alone = "Single" in name
+        run: Run = program.single if alone else program.joint
+        title = TITLES[-1 if alone else -2]
+        yield (family, name), Kind(title, partial(_read, family, read), bind, run)
+
+
+_TRANSFORMERS = dict(_transformers())
+"""By the package that defines a block's class, and its name."""
+
+
+def transformer_kind(module: nn.Module) -> Kind | None:
+    """That of a transformer's block, by its class or one that it is derived from."""
+    names = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(module).__mro__)
+    return next((_TRANSFORMERS[name] for name in names if name in _TRANSFORMERS), None)
 
 
 _IMAGE_ATTENTION = Kind(
-    TITLES[-2],
+    TITLES[-3],
     partial(_read, "diffusers", unet_diffusers.image_attention),
     unet_diffusers.image_attention_call,
     blocks.image_attention,
@@ -139,9 +162,9 @@ def _within(module: nn.Module, taken: set[nn.Module]) -> Iterator[tuple[nn.Modul
     if module in taken:
         return
     taken.add(module)
-    joint = _JOINT.get(dit.family_of(module))
-    if joint is not None:
-        yield module, joint
+    of_transformer = transformer_kind(module)
+    if of_transformer is not None:
+        yield module, of_transformer
         return
     if unet_diffusers.is_image_attention(module):
         yield module, _IMAGE_ATTENTION

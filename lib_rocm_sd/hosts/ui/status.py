@@ -50,6 +50,7 @@ BLOCKS = {
     "transformer": "transformers",
     "transformer block": "transformer blocks",
     "joint transformer block": "joint transformer blocks",
+    "single transformer block": "single transformer blocks",
 }
 """The kinds of a UNet's blocks that have a plural."""
 

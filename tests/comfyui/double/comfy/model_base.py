@@ -43,4 +43,5 @@ class BaseModel(torch.nn.Module):
             context=c_crossattn.to(dtype),
             control=control,
             transformer_options=transformer_options,
+            **kwargs,
         ).float()
