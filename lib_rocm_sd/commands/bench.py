@@ -26,6 +26,7 @@ from lib_rocm_sd.lab import (
     speed_text,
     tables,
     unet,
+    upscaler,
     vae,
 )
 from lib_rocm_sd.lab.benchmark import Setting
@@ -45,6 +46,7 @@ BENCHMARKS = {
     **TABLES,
     "models": bench_models.BENCHMARK,
     "unet": unet.BENCHMARK,
+    "upscaler": upscaler.BENCHMARK,
     "vae": vae.BENCHMARK,
 }
 """`call`: what attention costs the CPU; `door`: what it costs more as an operator of torch's."""
@@ -75,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--case",
         action="append",
         metavar="TEXT",
-        help="of attention, its gradients, norms, linear, unet and models: only cases with this in "
-        "name or shape",
+        help="of attention, its gradients, norms, linear, unet, upscaler and models: only cases "
+        "with this in name or shape",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the result here")
     parser.add_argument("--plot", metavar="FILE", help="of attention and vae: draw it as SVG")
@@ -87,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of attention and vae: take the rows of this result, measure none",
     )
     attention.add_arguments(parser.add_argument_group("attention"))
-    vae.add_arguments(parser.add_argument_group("vae"), unet.KEYS)
+    vae.add_arguments(parser.add_argument_group("vae"), (*unet.KEYS, *upscaler.KEYS))
     bench_models.add_arguments(parser.add_argument_group("models"))
     add = parser.add_argument_group("speed").add_argument
     add("--what", nargs="+", choices=WHAT, default=list(WHAT), help="default: all of them")
@@ -99,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a variant of ours was wrong, 2 on bad options."""
     if args.runs is not None and args.runs < 1:
         raise UsageError("--runs must be at least 1")
-    if args.case and args.op not in ("attention", "unet", "models", *TABLES):
+    if args.case and args.op not in ("attention", "unet", "upscaler", "models", *TABLES):
         raise UsageError(f"--case: {args.op} has no cases to choose among")
     check_writable(args, "json", "plot")
     device = device_of(args)
@@ -122,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
         **_versions(),
         "runs": setting.runs,
         "timing": "device events" if device.type == "cuda" else "perf_counter",
-        **({"dtype": args.dtype} if args.op in ("unet", "vae", "models") else {}),
+        **({"dtype": args.dtype} if args.op in ("unet", "upscaler", "vae", "models") else {}),
     }
     return benchmark.run(bench, args, setting, machine, _heading)
 

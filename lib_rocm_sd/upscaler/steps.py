@@ -66,12 +66,6 @@ class ConvStep:
         return (*self.reads, *(residual.image for residual in self.residuals))
 
     @property
-    def has_epilogue(self) -> bool:
-        """Whether more is done with the convolution than to add one image."""
-        scaled = any(residual.scale != 1 for residual in self.residuals)
-        return self.activation != "none" or scaled or len(self.residuals) > 1
-
-    @property
     def growth(self) -> int:
         """Rows of output for a row of input."""
         return 2 if self.kind == "upsample" else 1

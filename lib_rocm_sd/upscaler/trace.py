@@ -166,7 +166,7 @@ class Chain:
             DTYPE_NAMES[self.dtype],
             shortcut="identity" if step.residuals else "none",
             shortcut_channels=channels if step.residuals else 0,
-            epilogue=step.activation if step.has_epilogue else None,
+            epilogue=step.activation,
         )
 
     def peak_bytes(self, trace: Trace, workspace: Callable[[Action], int]) -> int:

@@ -24,7 +24,9 @@ SCALES = (1.0, 2.0**-5, 2.0**-10, 2.0**-15)
 
 @dataclass(frozen=True, eq=False)
 class ReadyConv:
-    """A ConvStep with its weights, of a 1x1 one weight (Co, Ci) and bias (Co)."""
+    """A ConvStep with its weights; of a 1x1 one, which has no epilogue, weight (Co, Ci) and bias
+    (Co).
+    """
 
     step: ConvStep
     weights: ConvWeights | tuple[torch.Tensor, torch.Tensor | None]
@@ -60,16 +62,9 @@ def _ready(
         slopes = F.pad(step.slope.weight.detach().to(wide).expand(channels), (0, -channels % 16))
     # Those of an upsampling one are added up before they are rounded.
     weight = weight if step.kind == "upsample" else weight.to(dtype)
-    return ReadyConv(step, ConvWeights(weight, bias, slopes=slopes), _epilogue(step))
-
-
-def _epilogue(step: ConvStep) -> Epilogue | None:
-    """None where a convolution and a plain residual are all."""
-    if not step.has_epilogue:
-        return None
     slope = 0.0 if isinstance(step.slope, nn.PReLU) else step.slope
-    scales = [residual.scale for residual in step.residuals]
-    return Epilogue(step.activation, slope, *scales)
+    epilogue = Epilogue(step.activation, slope, *(each.scale for each in step.residuals))
+    return ReadyConv(step, ConvWeights(weight, bias, slopes=slopes), epilogue)
 
 
 def _padded(weight: torch.Tensor, parts: Sequence[int]) -> torch.Tensor:

@@ -22,6 +22,7 @@ OPS = (
     "layer_norm",
     "linear",
     "norm_gradients",
+    "upscaler",
     "vae",
 )
 

@@ -1,0 +1,85 @@
+"""`python -m lib_rocm_sd bench upscaler` on the CPU with networks of few channels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib_rocm_sd import __main__
+from lib_rocm_sd.lab import upscaler
+from lib_rocm_sd.lab.rows import Result, Row
+from lib_rocm_sd.lab.upscaler import BENCHMARK, MODELS, WAYS, in_tiles
+from tests.vae.vae_models import needs_half
+
+TINY = ["bench", "upscaler", "--small", "--device", "cpu", "--runs", "1", "--sizes", "33"]
+
+
+@needs_half
+@pytest.mark.usefixtures("fresh_cache", "brief_tuning")
+def test_the_whole_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "u.json"
+    assert __main__.main([*TINY, "--json", str(file)]) == 0
+    document = json.loads(file.read_text(encoding="utf-8"))
+    rows = document["rows"]
+    assert document["complete"] is True and not any(row["reason"] for row in rows)
+    names = [way.name for way in WAYS if not way.slow]
+    for case in MODELS:
+        assert [row["way"] for row in rows if row["case"] == case] == names
+    ours = [row for row in rows if row["way"].startswith("rocm_sd")]
+    assert all(row["largest"] <= 1 for row in ours)
+    assert [row["equal"] for row in ours if row["plan"].startswith("bands")] == [True]
+    tiles = [row for row in rows if row["way"] == "float32 tiles"]
+    assert all(row["largest"] > 1 for row in tiles), "a tile does not see its neighbours"
+    assert "RRDBNet x4" in capsys.readouterr().out
+
+
+def test_what_is_compiled_takes_one_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(upscaler, "why_not_compiled", lambda device: [])
+    file = tmp_path / "u.json"
+    words = [*TINY[:-1], "33", "40", "--ways", "compiled", "--case", "Compact"]
+    monkeypatch.setattr(
+        upscaler, "WAYS", tuple(replace(way, make=upscaler.as_the_host) for way in WAYS)
+    )
+    assert __main__.main([*words, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert [row["reason"] for row in rows] == ["", "compiled for 33x33 only: it takes minutes"]
+
+
+@pytest.mark.parametrize("words", [["--sizes", "8"], ["--sizes", "99999"], ["--ways", "memory"]])
+def test_what_cannot_be_measured_is_refused(words: list[str]) -> None:
+    assert __main__.main([*TINY[:-2], *words]) == 2
+
+
+def enlarged(picture: torch.Tensor) -> torch.Tensor:
+    return picture.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+
+@pytest.mark.parametrize("height, width", [(24, 24), (25, 60), (41, 33)])
+def test_tiles_of_what_needs_no_neighbours_are_the_whole(height: int, width: int) -> None:
+    picture = torch.randint(0, 256, (1, 3, height, width)) / 255
+    assert torch.allclose(in_tiles(enlarged, picture, 24, 8), enlarged(picture), atol=1e-6)
+
+
+def test_tiles_are_faded_over_their_overlap() -> None:
+    calls = iter([0.0, 1.0])
+    call: Callable[[torch.Tensor], torch.Tensor] = lambda part: torch.full_like(part, next(calls))  # noqa: E731
+    row = in_tiles(call, torch.zeros(1, 1, 24, 40), 24, 8)[0, 0, 0]
+    assert row[:16].eq(0).all() and row[24:].eq(1).all()
+    assert (row[16:24].diff() > 0).all() and row[16] == 0
+
+
+@pytest.mark.parametrize(
+    "fault", [{"largest": 2.0}, {"equal": False}, {"reason": "wrong: the output has NaN"}]
+)
+def test_a_wrong_picture_of_ours_is_told(fault: dict[str, object]) -> None:
+    good = Row(case="x", size=64, way="rocm_sd Auto", largest=1.0, equal=True)
+    result = Result(upscaler.COLUMNS, {}, None)
+    result.rows = [good, replace(good, way="float32 tiles", largest=9.0)]
+    assert not BENCHMARK.is_wrong(result)
+    result.rows += [replace(good, **fault)]  # type: ignore[arg-type]
+    assert BENCHMARK.is_wrong(result)
