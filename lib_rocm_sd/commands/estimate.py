@@ -1,22 +1,27 @@
-"""`inspect --estimate`: the cost model of a decode and of a UNet's step, and what it assumes."""
+"""`inspect --estimate`: the cost model of a decode, a step or an upscaled picture, and its
+assumptions.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.catalog.unet import BATCH, SD15, SDXL, Unet, step
-from lib_rocm_sd.catalog.vae import decoder
+from lib_rocm_sd.catalog.upscaler import SIDE, compact, rrdb
+from lib_rocm_sd.catalog.vae import Layer, decoder
 from lib_rocm_sd.commands.support import as_table
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.lab.estimate import (
     ASSUMPTIONS,
     KINDS,
     UNET_ASSUMPTIONS,
+    UPSCALER_ASSUMPTIONS,
     Estimate,
     Target,
     counted,
@@ -26,7 +31,7 @@ from lib_rocm_sd.lab.estimate import (
 )
 from lib_rocm_sd.lab.listing import NoListingError
 
-SUBJECTS = ("vae", "unet")
+SUBJECTS = ("vae", "unet", "upscaler")
 PICTURES: tuple[tuple[Unet, int], ...] = ((SD15, 512), (SDXL, 1024))
 """Models, and the side of their pictures."""
 IMAGE = 1024
@@ -36,12 +41,18 @@ STEP_HEADING = (
     f"ESTIMATE AND LOWER LIMIT, never measured: one denoising step, batch {BATCH}. It assumes:"
 )
 
+UPSCALERS = {"RRDBNet x4": rrdb, "SRVGGNetCompact x4": compact}
+UPSCALER_HEADING = (
+    f"ESTIMATE AND LOWER LIMIT, never measured: upscaling one {SIDE} x {SIDE} picture. It assumes:"
+)
+
 
 def main(arches: Sequence[Arch], as_json: bool, subject: str) -> int:
     """0 when all could be estimated, else 1; a row of the manifest without a card is left out."""
     estimate, heading, assumptions = {
         "vae": (decode_of, HEADING, ASSUMPTIONS),
         "unet": (steps_of, STEP_HEADING, UNET_ASSUMPTIONS),
+        "upscaler": (pictures_of, UPSCALER_HEADING, UPSCALER_ASSUMPTIONS),
     }[subject]
     cards: list[dict[str, Any]] = []
     texts: list[str] = []
@@ -159,6 +170,37 @@ def _step(unet: Unet, side: int, target: Target) -> tuple[dict[str, Any], str]:
     slowest_first = sorted(rows, key=lambda row: -row.ms)
     cells = ([row.title, row.count, *_cells(row.launches, row.count)] for row in slowest_first)
     return document, "\n".join([*lines, as_table([["layer", "calls", *_HEADS], *cells])])
+
+
+def pictures_of(target: Target) -> tuple[dict[str, Any], str]:
+    """A picture by each of UPSCALERS on one card, as JSON and as text. Raises what `target.work_of`
+    does.
+    """
+    pictures = [_picture(title, of(SIDE, SIDE), target) for title, of in UPSCALERS.items()]
+    documents, texts = zip(*pictures, strict=True)
+    return {**_card_of(target), "pictures": list(documents)}, "\n\n".join(texts)
+
+
+def _picture(title: str, layers: Sequence[Layer], target: Target) -> tuple[dict[str, Any], str]:
+    """Layers that differ in nothing but their names are one row."""
+    count = Counter(layer.problem for layer in layers)
+    names = {layer.problem: layer.name for layer in reversed(layers)}
+    rows = [(n, estimates([Layer(names[p], p)], target)[0]) for p, n in count.items()]
+    ms, gflop = sum(n * row.ms for n, row in rows), sum(n * row.gflop for n, row in rows)
+    document = {
+        "upscaler": title,
+        "side": SIDE,
+        "estimated_ms": round(ms, 3),
+        "gflop": round(gflop, 1),
+        "launches": [{"count": n, **_launch(row)} for n, row in rows],
+    }
+    head = (
+        f"{_card_named(target)}, {title} of {SIDE}x{SIDE}: estimated {ms:.1f} ms or more,"
+        f" {gflop / ms:.1f} of {target.peak_tflops:.1f} TFLOP/s"
+    )
+    slowest_first = sorted(rows, key=lambda each: -each[0] * each[1].ms)
+    cells = ([row.name, n, *_cells([row], n)] for n, row in slowest_first)
+    return document, f"{head}\n{as_table([['first such layer', 'calls', *_HEADS], *cells])}"
 
 
 def _cells(launches: Sequence[Estimate], count: int = 1) -> list[object]:

@@ -105,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--estimate",
         choices=estimate.SUBJECTS,
-        help="instead: a cost model's estimate of a whole 1024 x 1024 decode, or of a UNet's step, "
-        "with its assumptions",
+        help="instead: a cost model's estimate of a whole 1024 x 1024 decode, of a UNet's step or "
+        "of upscaling a picture, with its assumptions",
     )
     parser.add_argument(
         "--dynamic",

@@ -63,6 +63,9 @@ ASSUMPTIONS = (
     " counted: launches' own cost, merging of statistics, weight packing, Python.",
 )
 
+UPSCALER_ASSUMPTIONS = (*ASSUMPTIONS[:5], ASSUMPTIONS[-1])
+"""There is no attention."""
+
 
 @dataclass(frozen=True)
 class Estimate:

@@ -181,6 +181,24 @@ def test_the_command_says_that_it_estimates(
     assert card["estimated_overlapped_ms"] < card["estimated_ms"] == card["estimated_serial_ms"]
 
 
+def test_an_upscaled_picture_is_the_sum_of_its_layers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = _target("gfx1201", _work("gfx1201", 16, 64))
+    monkeypatch.setattr(estimate, "target_of", lambda arch, card: target)
+    assert __main__.main(["inspect", "--estimate", "upscaler", "--arch", "gfx1201", "--json"]) == 0
+    (card,) = json.loads(capsys.readouterr().out)["cards"]
+    deep, compact = card["pictures"]
+    assert (deep["upscaler"], compact["upscaler"]) == ("RRDBNet x4", "SRVGGNetCompact x4")
+    assert sum(row["count"] for row in deep["launches"]) == 1 + 23 * 15 + 1 + 2 + 2
+    for picture in (deep, compact):
+        total = sum(
+            row["count"] * max(row["compute_ms"], row["memory_ms"]) for row in picture["launches"]
+        )
+        assert picture["estimated_ms"] == pytest.approx(total, rel=1e-3)
+    assert 9000 < deep["gflop"] < 9500
+
+
 def sum_of(card: dict[str, list[dict[str, float]]]) -> float:
     return sum(max(row["compute_ms"], row["memory_ms"]) for row in card["launches"])
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.catalog import upscaler as catalog
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.lab import upscaler_models
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.upscaler import plan, program
@@ -136,6 +138,16 @@ def test_kept_images_are_few_and_near() -> None:
 def test_dense_blocks_have_one_buffer() -> None:
     network_ = read(network("x4"))
     assert len(network_.groups) == 6 and {len(group) for group in network_.groups} == {5}
+
+
+def test_the_catalogs_layers_are_what_is_launched() -> None:
+    deep = upscaler_models.RRDBNet(blocks=1), catalog.rrdb(19, 33, 1)
+    flat = upscaler_models.SRVGGNetCompact(convs=3), catalog.compact(19, 33, 3)
+    for module, layers in (deep, flat):
+        chain = chain_of(read(module), (1, 19, 33), torch.float16)
+        trace = chain.trace(chain.last, chain.rows(chain.last), frozenset((0,)))
+        launched = [chain.conv_problem(action) for action in trace.actions[1:]]
+        assert launched == [layer.problem for layer in layers]
 
 
 def test_smaller_budgets_cost_little() -> None:
