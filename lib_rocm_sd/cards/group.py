@@ -28,6 +28,8 @@ from lib_rocm_sd.report import report
 
 LIMIT_S = 120.0
 SHARES = ("equal", "memory")
+_all_gather: Any = getattr(dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None))
+"""Into one tensor, which NCCL fills in place; the first is its name in newer torch."""
 
 
 class LeftOut(SystemExit):  # noqa: N818 - no error of the program's: the others go on
@@ -103,12 +105,12 @@ class Group:
     def start_gather(self, own: torch.Tensor) -> Waiting:
         """The same, under way while this rank computes on."""
         flat = own.contiguous().flatten().view(torch.uint8)
-        parts = [torch.empty_like(flat) for _ in range(self.size)]
+        whole = flat.new_empty(self.size * flat.numel())
         with self.named(flat.numel() * (self.size - 1)):
-            work = dist.all_gather(parts, flat, group=self._ranks, async_op=True)
+            work = _all_gather(whole, flat, group=self._ranks, async_op=True)
 
         def finish(kept: torch.Tensor = flat) -> list[torch.Tensor]:  # kept until it is sent
-            return [part.view(own.dtype).view(own.shape) for part in parts]
+            return list(whole.view(own.dtype).view(self.size, *own.shape))
 
         return Waiting(self, [work], finish)
 

@@ -78,6 +78,7 @@ def merged(statistics: torch.Tensor) -> torch.Tensor:
     """(N, 1, C, 4) of all the parts of statistics (N, parts, C, 4): mean, sum of squares, count."""
     mean, squares, count, _ = statistics.unbind(-1)
     total = count.sum(1, keepdim=True)
-    together = (count * mean).sum(1, keepdim=True) / total
-    squares = (squares + count * (mean - together).square()).sum(1, keepdim=True)
-    return torch.stack((together, squares, total, torch.zeros_like(total)), -1)
+    together = (mean * (count / total)).sum(1, keepdim=True)
+    apart = mean - together
+    squares = torch.addcmul(squares, count * apart, apart).sum(1, keepdim=True)
+    return torch.stack((together, squares, total, statistics[:, :1, :, 3]), -1)
