@@ -10,50 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from lib_rocm_sd.upscaler.steps import ConvStep, Network
+from lib_rocm_sd.upscaler.steps import ConvStep
 from lib_rocm_sd.upscaler.trace import Action, Chain, Trace
 from lib_rocm_sd.vae.forecast import Chosen
 from lib_rocm_sd.vae.plan import HOST_FLOPS_PER_BYTE, BandPlan, Leg
 from lib_rocm_sd.vae.trace import bands
 
-MOST_HALO = 16
-"""Rows above and below of a leg's first image that one row of its last depends on, where images can
-be kept so often: an RRDB needs 15.
-"""
 LEAST_ROWS = 8
 """No band is lower, in rows of the smallest image."""
-
-
-def last_uses(network: Network) -> dict[int, int]:
-    """By image, the one whose step uses it last."""
-    steps = enumerate(network.steps, 1)
-    return {used: image for image, step in steps for used in step.uses}
-
-
-def cuts(chain: Chain) -> list[int]:
-    """The images that legs end in, the last among them. A leg begins with the one before."""
-    network, last = chain.network, chain.last
-    depth, last_use = [0.0], last_uses(network)
-    for step in network.steps:
-        halo = 0.0
-        if isinstance(step, ConvStep) and step.kind != "1x1":
-            halo = 1 / network.growth[step.reads[0]]
-        depth.append(max(depth[used] for used in step.uses) + halo)
-    small = [image for image in range(1, last) if network.growth[image] == 1]
-    long_lived = [i for i in small if i in last_use and depth[last_use[i]] - depth[i] > MOST_HALO]
-    crossing: list[set[int]] = [set()]
-    """By image, those before it that are read after it."""
-    for image in range(1, last + 1):
-        before = crossing[-1] | {image - 1} - {0}
-        crossing.append({i for i in before if last_use.get(i, 0) > image})
-    chosen: list[int] = []
-    while not chosen or chosen[-1] != last:
-        start = chosen[-1] if chosen else 0
-        able = [i for i in (*small, last) if i > start and crossing[i] <= set(chosen)]
-        until = min((i for i in long_lived if i in able), default=last)
-        near = [i for i in able if i <= until and depth[i] - depth[start] <= MOST_HALO]
-        chosen.append(max(near, default=able[0]))
-    return chosen
 
 
 class Planner:
@@ -62,13 +26,12 @@ class Planner:
     def __init__(self, chain: Chain, chosen: Chosen) -> None:
         self.chain = chain
         self._chosen = chosen
-        self.cuts = cuts(chain)
 
     def whole(self) -> BandPlan:
         """Everything at once."""
         legs = [Leg(0, self.chain.last, None, "output")]
         peak, cost = self._band(legs[0], frozenset())
-        return BandPlan(tuple(legs), peak + self.chain.output_bytes, 0, cost, len(self.cuts))
+        return BandPlan(tuple(legs), peak + self.chain.output_bytes, 0, cost, len(self.chain.cuts))
 
     def cheapest(
         self, budget_bytes: int, host_bytes: int, most_cost: float = math.inf
@@ -97,13 +60,13 @@ class Planner:
         """
         chain, legs, start = self.chain, list[Leg](), 0
         peak, host, cost, ticks = 0, 0, 0.0, 0
-        for stop in self.cuts:
+        for stop in self.chain.cuts:
             best: tuple[int, float, Leg] | None = None
             place = "output" if stop == chain.last else keep
             waiting = self._waiting_bytes(start, stop)
             for rows in self._heights(stop):
                 leg = Leg(start, stop, rows, place)
-                band, flops = self._band(leg, frozenset((0, *self.cuts)))
+                band, flops = self._band(leg, frozenset((0, *self.chain.cuts)))
                 if keep == "host":  # what the next band reads is on its way, too
                     band += self._read_bytes(leg)
                 resident = waiting if keep == "device" else 0
@@ -131,8 +94,8 @@ class Planner:
 
     def _waiting_bytes(self, start: int, stop: int) -> int:
         """Bytes of the kept images that are there when image `stop` has been made from `start`."""
-        chain, uses = self.chain, last_uses(self.chain.network)
-        kept = [i for i in self.cuts if i <= start and uses[i] > start]
+        chain, uses = self.chain, self.chain.network.last_uses
+        kept = [i for i in self.chain.cuts if i <= start and uses[i] > start]
         kept += [] if stop == chain.last else [stop]
         return sum(map(chain.image_bytes, kept))
 
@@ -154,7 +117,7 @@ class Planner:
         return chain.peak_bytes(trace, self._workspace), float(flops)
 
     def _read_bytes(self, leg: Leg) -> int:
-        trace = self._trace(leg, frozenset((0, *self.cuts)))
+        trace = self._trace(leg, frozenset((0, *self.chain.cuts)))
         read = (action for action in trace.actions if action.source is None and action.image)
         return sum(self.chain.image_bytes(action.image, action.rows) for action in read)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from lib_rocm_sd.calls import Places
 from lib_rocm_sd.ops.base import Work
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.upscaler.plan import Planner, cuts
+from lib_rocm_sd.upscaler.plan import Planner
 from lib_rocm_sd.upscaler.run import Run, run_plan
 from lib_rocm_sd.upscaler.steps import ConvStep, Network, read
 from lib_rocm_sd.upscaler.store import PictureRows, ResultRows
@@ -54,6 +55,7 @@ class Upscaler(BandedProgram[Network, Chain]):
 
     def __init__(self, module: nn.Module, dtype: torch.dtype = torch.float16) -> None:
         self._in_dtype = dtype
+        self._places: dict[int, Places] = {}
         super().__init__(module, Network())
 
     @property
@@ -87,6 +89,7 @@ class Upscaler(BandedProgram[Network, Chain]):
             raise ValueError(f"a picture without pixels: {tuple(image.shape)}")
 
     def _prepared(self) -> dict[int, ReadyConv]:
+        self._places.clear()
         return prepare(self._recipe, SCALES[self._scale], self.dtype)
 
     def _scaled(self, request: Request) -> torch.Tensor:
@@ -133,7 +136,6 @@ class Upscaler(BandedProgram[Network, Chain]):
             return picture.new_empty(shape)
         result: torch.Tensor | None = None
         overflow = torch.zeros(1, dtype=torch.int32, device=picture.device)
-        ticks = frozenset(cuts(links))
         for first in range(0, batch, group):
             part = picture[first : first + group]
 
@@ -142,7 +144,7 @@ class Upscaler(BandedProgram[Network, Chain]):
                 result = picture.new_empty(shape) if result is None else result
                 return result[first : first + group]
 
-            run = Run(links, self._ready, picture.device, overflow, ticks)
+            run = Run(links, self._ready, picture.device, overflow, self._places)
             run.session, run.progress = request.session, request.progress
             run.interrupt = request.interrupt
             run.done, run.total = plan.ticks * first // group, plan.ticks * batch // group

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from lib_rocm_sd.calls import Calls, Places, begin
 from lib_rocm_sd.engine.session import DEFAULT, Session
-from lib_rocm_sd.functional import conv, linear
+from lib_rocm_sd.functional import linear
+from lib_rocm_sd.ops.conv.inputs import ConvInputs
+from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.upscaler.plan import last_uses
 from lib_rocm_sd.upscaler.steps import ConvStep, EnlargeStep, GateStep
 from lib_rocm_sd.upscaler.trace import Action, Buffer, Chain
 from lib_rocm_sd.upscaler.weights import ReadyConv
@@ -25,14 +27,14 @@ from lib_rocm_sd.vae.trace import bands
 @dataclass(eq=False)
 class Run:
     """One picture, or, whole, one batch, on its way. `overflow` (1) int32: whether a value did not
-    fit. `ticks`: the images after which the caller is told.
+    fit. `places`: of calls, by the image of which rows are made.
     """
 
     chain: Chain
     ready: Mapping[int, ReadyConv]
     device: torch.device
     overflow: torch.Tensor
-    ticks: frozenset[int]
+    places: dict[int, Places]
     progress: Callable[[int, int], None] = nothing
     interrupt: Callable[[], bool] = bool
     session: Session = DEFAULT
@@ -108,30 +110,34 @@ class _Values:
 
 def make(run: Run, image: int, rows: Rows, stored: Mapping[int, Source]) -> torch.Tensor:
     """Rows of an image (N, rows, W, C) from those that are `stored`."""
-    trace = run.chain.trace(image, rows, frozenset(stored))
-    values = _Values(run.chain, run.device, trace.buffers)
+    chain = run.chain
+    trace = chain.trace(image, rows, frozenset(stored))
+    sizes = (chain.batch, chain.width, chain.dtype, run.device)
+    places = run.places.setdefault(image, Places())
+    calls = begin(run.session, places.of((*sizes, trace.facts, run.session)))
+    values = _Values(chain, run.device, trace.buffers)
     for action in trace.actions:
         if action.source is None:
             read = stored[action.image].read(action.rows)
             place = values.place(action.image, action.rows)
             values.put(action.image, action.rows, read if place is None else place.copy_(read))
         else:
-            values.put(action.image, action.made, _compute(run, action, values))
+            values.put(action.image, action.made, _compute(run, calls, action, values))
         for used in action.drop:
             values.drop(used)
-        if action.source is not None and action.image in run.ticks:
+        if action.source is not None and action.image in chain.cuts:
             run.tick()
     return values.get(image, rows)
 
 
-def _compute(run: Run, action: Action, values: _Values) -> torch.Tensor:
+def _compute(run: Run, calls: Calls, action: Action, values: _Values) -> torch.Tensor:
     step, rows = run.chain.network.steps[action.image - 1], action.made
     assert action.source is not None
     if isinstance(step, ConvStep):
         x = values.together(step.reads, action.source)
         residuals = [values.get(residual.image, rows) for residual in step.residuals]
         out = values.place(action.image, rows)
-        return _convolve(run, run.ready[action.image], action, x, residuals, out)
+        return _convolve(run, calls, action, x, residuals, out)
     if isinstance(step, GateStep):
         value, image = values.get(step.value, rows), values.get(step.image, rows)
         y = (value + image).mul_(torch.sigmoid(value).sub_(0.5))
@@ -145,37 +151,38 @@ def _compute(run: Run, action: Action, values: _Values) -> torch.Tensor:
 
 def _convolve(
     run: Run,
-    ready: ReadyConv,
+    calls: Calls,
     action: Action,
     x: torch.Tensor,
     residuals: list[torch.Tensor],
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    step, source = ready.step, action.source
+    """By the ops themselves, not by functional.py: where tensors lie is known to be right."""
+    ready, place, source = run.ready[action.image], str(action.image), action.source
     assert source is not None
     if not isinstance(ready.weights, ConvWeights):
-        y = linear(x, *ready.weights, session=run.session)
+        y: torch.Tensor = linear(x, *ready.weights, session=run.session)
         return y if out is None else out.copy_(y)
-    chain, (first, last) = run.chain, action.made
-    whole = source == chain.rows(step.reads[0]) and action.made == chain.rows(action.image)
+    kind, (first, last) = ready.step.kind, action.made
     shortcut, second = [*residuals, None, None][:2]
-    y, _ = conv(
-        *(step.kind, x, ready.weights),
+    whole = run.chain.is_whole(action)
+    inputs = ConvInputs(
+        *(x, ready.weights),
         shortcut=shortcut,
         overflow=run.overflow,
-        band=None if whole else Band(rows_above(step.kind, action.made, source), last - first),
+        band=None if whole else Band(rows_above(kind, action.made, source), last - first),
         out=out,
-        session=run.session,
         epilogue=ready.epilogue,
         second=second,
     )
+    y, _ = calls.run(place, CONVS[kind], inputs)
     return y
 
 
 def run_plan(run: Run, plan: BandPlan, picture: Source, result: Sink) -> None:
     """The network's last image, of a plan's legs, into `result`."""
     stored: dict[int, Source] = {0: picture}
-    uses = last_uses(run.chain.network)
+    uses = run.chain.network.last_uses
     for leg in plan.legs:
         sink: Sink = result
         if leg.keep != "output":

@@ -196,6 +196,12 @@ class Network:
         return self.growth[-1] * self.exit.shuffle // self.entry.unshuffle
 
     @cached_property
+    def last_uses(self) -> dict[int, int]:
+        """By image, the one whose step uses it last."""
+        steps = enumerate(self.steps, 1)
+        return {used: image for image, step in steps for used in step.uses}
+
+    @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Images that lie side by side in one buffer, since a step reads them so."""
         several = {step.reads for step in self.steps if isinstance(step, ConvStep)}

@@ -5,8 +5,9 @@ takes. The same list is executed by run.py and added up by plan.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -14,6 +15,11 @@ from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.upscaler.steps import ConvStep, Network, padded
 from lib_rocm_sd.vae.steps import Rows
+
+MOST_HALO = 16
+"""Rows above and below of a leg's first image that one row of its last depends on, where images can
+be kept so often: an RRDB needs 15.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,14 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Trace:
-    """The actions that end in some rows of an image, and the buffers of those side by side."""
+    """The actions that end in some rows of an image, and the buffers of those side by side.
+
+    `facts`: equal for traces of one chain whose tensors and bands have the same sizes.
+    """
 
     actions: tuple[Action, ...]
     buffers: tuple[Buffer, ...]
+    facts: Hashable
 
     def buffer_of(self, image: int) -> Buffer | None:
         """The buffer that an image lies in, if not alone."""
@@ -60,6 +70,32 @@ class Chain:
     width: int
     dtype: torch.dtype
     _known: dict[object, Trace] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """The images that are kept, the last among them: legs end in them, and begin with the one
+        before. Nothing that is not kept is read later.
+        """
+        network, uses = self.network, self.network.last_uses
+        depth = [0.0]  # by image, rows of the smallest above one that it depends on
+        crossing = [set[int]()]  # by image, those before it that are read after it
+        for image, step in enumerate(network.steps, 1):
+            halo = 0.0
+            if isinstance(step, ConvStep) and step.kind != "1x1":
+                halo = 1 / network.growth[step.reads[0]]
+            depth.append(max(depth[used] for used in step.uses) + halo)
+            before = crossing[-1] | {image - 1} - {0}
+            crossing.append({i for i in before if uses.get(i, 0) > image})
+        small = [image for image in range(1, self.last) if network.growth[image] == 1]
+        long_lived = [i for i in small if i in uses and depth[uses[i]] - depth[i] > MOST_HALO]
+        chosen: list[int] = []
+        while not chosen or chosen[-1] != self.last:
+            start = chosen[-1] if chosen else 0
+            able = [i for i in (*small, self.last) if i > start and crossing[i] <= set(chosen)]
+            until = min((i for i in long_lived if i in able), default=self.last)
+            near = [i for i in able if i <= until and depth[i] - depth[start] <= MOST_HALO]
+            chosen.append(max(near, default=able[0]))
+        return tuple(chosen)
 
     @property
     def last(self) -> int:
@@ -124,7 +160,20 @@ class Chain:
             else:
                 made = steps[index - 1].makes(kept)
                 actions.append(Action(index, kept, self._source(index, kept), made, drop))
-        return Trace(tuple(actions), self._buffers(actions))
+        return Trace(tuple(actions), self._buffers(actions), tuple(map(self._facts, actions)))
+
+    def is_whole(self, action: Action) -> bool:
+        """True if all of an image is made from all of those before."""
+        first = self.network.steps[action.image - 1].uses[0]
+        return action.source == self.rows(first) and action.made == self.rows(action.image)
+
+    def _facts(self, action: Action) -> Hashable:
+        (first, last), source = action.made, action.source
+        if source is None:
+            return (action.image, last - first)
+        growth = self.network.steps[action.image - 1].growth
+        above = first - source[0] * growth
+        return (action.image, last - first, source[1] - source[0], above, self.is_whole(action))
 
     def _source(self, image: int, rows: Rows) -> Rows:
         step = self.network.steps[image - 1]
