@@ -90,7 +90,7 @@ def label(spec: KernelSpec) -> str:
     words += ["norm"] if values.get("NORM") else []
     words += [["", "shortcut", "1x1 shortcut"][values.get("SHORTCUT", 0)]]
     words += ["statistics"] if values.get("STATISTICS") else []
-    words += [["", "scaled", "leaky ReLU", "PReLU", "SiLU"][values.get("EPILOGUE", 0)]]
+    words += [["", "scaled", "leaky ReLU", "PReLU", "SiLU", "gate"][values.get("EPILOGUE", 0)]]
     words += ["SiLU"] if values.get("SILU") else []
     words += [["", "addition", "biases", "biases kept"][values.get("ADDED", 0)]]
     if "BF16_HALVES" in values:

@@ -20,7 +20,7 @@
 // unit thereby also does what would otherwise be a change of layout, and exactly.
 //
 // EPILOGUE, of the upscalers' networks: scale * activation(all of the above but the shortcut) + shortcut, and of an identity with a second
-// shortcut second_scale * that + second. Sums are float32 in registers meanwhile: a value is rounded once, and a scale is not folded
+// shortcut second_scale * that + second; of kEpilogueGate (z + shortcut) * (sigmoid(z) - 1/2) for the sum. Sums are float32 in registers meanwhile: a value is rounded once, and a scale is not folded
 // into weights, which would lose their smallest to denormal halves, nor into the identity, in which 0.2 is no half.
 //
 // Small images (8x8 to 32x32 with 640 to 2560 channels, in a UNet) have pixels for a few work-groups only, each of which would walk a
@@ -54,7 +54,7 @@ template <typename T> DEVICE void settle(T& values) {
 }
 
 enum Shortcut { kShortcutNone, kShortcutIdentity, kShortcutConv };
-enum Epilogue { kEpilogueNone, kEpilogueScale, kEpilogueLeakyRelu, kEpiloguePrelu, kEpilogueSilu };
+enum Epilogue { kEpilogueNone, kEpilogueScale, kEpilogueLeakyRelu, kEpiloguePrelu, kEpilogueSilu, kEpilogueGate };
 
 struct ConvParams {  // the same in lib_rocm_sd/ops/conv/kernel.py
     const u16* in;               // (N, H, W, ci)
@@ -211,7 +211,8 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
     }
 #endif
 
-    static DEVICE float silu(float z) { return z * reciprocal(1.0f + exp2_fast(-1.44269504088896341f * z)); }
+    static DEVICE float sigmoid(float z) { return reciprocal(1.0f + exp2_fast(-1.44269504088896341f * z)); }
+    static DEVICE float silu(float z) { return z * sigmoid(z); }
 
     // The norm of two channels: scale, shift, scale, shift. `pairs`: of this work-item's eight channels.
     DEVICE Words<4> norm_of(const float* pairs, int pair) const {
@@ -401,14 +402,18 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
 
     DEVICE int last_column() const { return min2((int)p.out_w - 1 - first_x, 15); }
 
-    DEVICE void add_identity(const u16* const& from, const u32& stride) {
+    template <bool kGates = false> DEVICE void add_identity(const u16* const& from, const u32& stride) {
         const int last = last_column();
         const A a = identity();
 #pragma unroll
         for (int j = 0; j < TILES_PIX; ++j) {
 #pragma unroll
             for (int i = 0; i < TILES_CO; ++i) {
+                const typename Unit::D before = acc[i][j];
                 Unit::template multiply<16>(a, Unit::gather_b(shortcut_row(from, stride, j) + co_tile(i) * 16, (int)stride, last), acc[i][j]);
+                if constexpr (kGates)
+#pragma unroll
+                    for (int e = 0; e < kElements; ++e) acc[i][j].v[e] *= sigmoid(before.v[e]) - 0.5f;
                 if constexpr (kTapsAtOnce == 1) one_by_one(), settle(acc[i][j]);
             }
             one_by_one();
@@ -459,7 +464,7 @@ template <typename Half, int TAPS, int STRIDE, int OUT_STEP, int ENLARGE = 1> st
             return x * p.scale;
         });
         if constexpr (SHORTCUT == kShortcutNone) return;
-        add_shortcut();
+        add_identity<EPILOGUE == kEpilogueGate>(p.shortcut, p.shortcut_stride);
         if (!p.second) return;
         each_value([&](float x, float) { return x * p.second_scale; });
         add_identity(p.second, p.second_stride);

@@ -38,8 +38,11 @@ def convolve(
         y = y + embedding.to(y)[:, None, None]
     if epilogue is not None:
         y = activated(y, epilogue, weights.slopes) * epilogue.scale
+    before = y
     if shortcut is not None:
         y = y + (shortcut if shortcut_weight is None else F.linear(shortcut, shortcut_weight))
+    if epilogue is not None and epilogue.activation == "gate":
+        y = y * (before.sigmoid() - 0.5)
     if epilogue is not None and second is not None:
         y = y * epilogue.second_scale + second
     return F.pad(y, (0, -y.shape[3] % 8)).contiguous()

@@ -249,6 +249,7 @@ def _problem(
             f"activation {epilogue} is none of {', '.join(ACTIVATIONS)}",
         ),
         (epilogue is not None and how == "conv", "an epilogue has no 1x1 shortcut"),
+        (epilogue == "gate" and shortcut is None, "a gate needs a shortcut"),
         (
             second is not None and (epilogue is None or second != shortcut),
             "second must be as the shortcut of an epilogue",

@@ -20,7 +20,7 @@ class Band:
     rows: int
 
 
-ACTIVATIONS = ("none", "leaky relu", "prelu", "silu")
+ACTIVATIONS = ("none", "leaky relu", "prelu", "silu", "gate")
 """In the order of Epilogue in common/conv.h."""
 
 
@@ -28,6 +28,7 @@ ACTIVATIONS = ("none", "leaky relu", "prelu", "silu")
 class Epilogue:
     """y = scale * activation(y) before a shortcut is added, and y = second_scale * y + second after
     that where there is a second one. `slope`: of "leaky relu"; "prelu" has ConvWeights.slopes.
+    "gate" multiplies y + shortcut by sigmoid(y) - 1/2, SPAN's attention without parameters.
     """
 
     activation: str = "none"

@@ -36,6 +36,7 @@ CASES = (
     replace(PLAIN, kind="3x3 stride 2 padded", epilogue="silu", dtype="bfloat16"),
     replace(RESIDUAL, epilogue="none"),
     replace(RESIDUAL, epilogue="silu", dtype="bfloat16", height=3, width=7, batch=1),
+    replace(RESIDUAL, epilogue="gate", out_channels=48, shortcut_channels=48, height=1),
     replace(RESIDUAL, norm=True, embedding=True, statistics=True, in_place=True),
 )
 
@@ -166,6 +167,8 @@ PLANTED = (
         "add_identity(p.second, p.shortcut_stride)",
     ),
     ("none", "if (!p.second) return;", "return;"),
+    ("gate", "sigmoid(before.v[e]) - 0.5f", "sigmoid(before.v[e])"),
+    ("gate", "sigmoid(before.v[e])", "sigmoid(acc[i][j].v[e])"),
 )
 
 
@@ -195,6 +198,7 @@ def test_a_planted_mistake_is_noticed(activation: str, old: str, new: str) -> No
         ({"epilogue": Epilogue("relu6")}, "activation relu6 is none of none, leaky relu"),
         ({"epilogue": Epilogue("prelu")}, "prelu without slopes"),
         ({"epilogue": None}, "second must be as the shortcut of an epilogue"),
+        ({"epilogue": Epilogue("gate"), "shortcut": None, "second": None}, "a gate needs"),
         ({"shortcut": None}, "second must be as the shortcut of an epilogue"),
         ({"second": torch.zeros(2, 5, 19, 48).half()}, "second must be as the shortcut"),
         ({"second": torch.zeros(2, 5, 19, 64)}, "second must be torch.float16"),

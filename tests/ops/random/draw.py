@@ -194,7 +194,7 @@ def conv_epilogue(rng: Random, sizes: Sizes) -> Chosen:
     """The same with packed weights, an activation, and what is added then."""
     op, problem = conv(rng, sizes)
     without = {"shortcut": "none", "shortcut_channels": 0} if problem.shortcut == "conv" else {}
-    activation = rng.choice(ACTIVATIONS)
+    activation = rng.choice(ACTIVATIONS if problem.shortcut == "identity" else ACTIVATIONS[:-1])
     return op, replace(problem, **without, in_rows=False, epilogue=activation)
 
 

@@ -86,7 +86,7 @@ TRAITS = (
     *FAMILIES,
     *("torch + rocm_sd", "torch NCHW + rocm_sd", "bfloat16", "gate", "residual", "in place"),
     *("statistics", "embedding", "identity shortcut", "conv shortcut", "weights as they lie"),
-    *("leaky relu", "prelu", "silu"),
+    *("leaky relu", "prelu", "silu", "gate"),
     *("3x3 stride 2", "upsample", "NCHW", "NHWC", "SiLU", "added", "float32 gamma", "none gamma"),
     *("misaligned", "spread", "large", "small", "zeros", "nan", "inf", "-inf", "all gradients"),
 )

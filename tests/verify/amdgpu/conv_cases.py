@@ -101,9 +101,9 @@ def _epilogues() -> Iterator[ConvProblem]:
     yield replace(plain, kind="upsample", out_channels=40, height=7, batch=1)
     residual = replace(plain, out_channels=48, epilogue="none", shortcut="identity", batch=1)
     yield replace(residual, shortcut_channels=48)
-    silu = replace(residual, epilogue="silu", in_channels=48, height=9, dtype="bfloat16")
+    silu = replace(residual, epilogue="silu", in_channels=48, dtype="bfloat16")
     yield replace(silu, shortcut="none")
-    yield replace(silu, shortcut_channels=48)
+    yield replace(silu, shortcut_channels=48, epilogue="gate", dtype="float16")
     yield replace(plain, dtype="bfloat16", batch=1)
 
 
