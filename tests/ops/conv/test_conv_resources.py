@@ -41,6 +41,16 @@ LARGEST = (
     conv("upsample", 512, 512, statistics=True),
 )
 """The others leave something out."""
+ADDED = {"shortcut": "identity", "shortcut_channels": 64}
+UPSCALERS = (
+    conv("3x3", 160, 32, epilogue="leaky relu"),
+    conv("3x3", 192, 64, epilogue="none", **ADDED),
+    conv("3x3", 64, 64, epilogue="prelu"),
+    conv("3x3", 64, 64, epilogue="gate", **ADDED),
+    conv("upsample", 64, 64, epilogue="leaky relu"),
+    conv("3x3", 64, 16, epilogue="none"),
+)
+"""With what comes after them in upscalers."""
 
 
 def clang(arch: Arch) -> Compiler:
@@ -79,6 +89,9 @@ def test_the_largest_forms_spill_nothing_and_two_waves_fit_a_simd(gfx: str) -> N
             spec = kernel.spec(problem, replace(config, splits=2))
             assert spec in kernel.searched_specs(arch)
             check(compiler, spec, arch, config.block)
+    for problem in UPSCALERS:
+        for config in kernel.configs(arch, problem):
+            check(compiler, kernel.spec(problem, config), arch, config.block)
     check(compiler, kernel.sum_spec("float16"), arch, kernel.SUM_THREADS)
     problem = replace(LARGEST[0], dtype="bfloat16")
     config = kernel.configs(arch, problem)[0]
