@@ -21,7 +21,9 @@
 //
 // EPILOGUE, of the upscalers' networks: scale * activation(all of the above but the shortcut) + shortcut, and of an identity with a second
 // shortcut second_scale * that + second; of kEpilogueGate (z + shortcut) * (sigmoid(z) - 1/2) for the sum. Sums are float32 in registers meanwhile: a value is rounded once, and a scale is not folded
-// into weights, which would lose their smallest to denormal halves, nor into the identity, in which 0.2 is no half.
+// into weights, which would lose their smallest to denormal halves, nor into the identity, in which 0.2 is no half. Pixels are shuffled
+// by torch, not here: before the first convolution and behind the last, where an image of 3 to 48 channels changes its dtype and layout for
+// the host in any case, and a store of single halves would cost more than that pass.
 //
 // Small images (8x8 to 32x32 with 640 to 2560 channels, in a UNet) have pixels for a few work-groups only, each of which would walk a
 // K of 23,040 alone. With SPLIT_K several share it: each takes some of the chunks, and of a 1x1 shortcut's channels, and writes its sums

@@ -167,6 +167,7 @@ PLANTED = (
         "add_identity(p.second, p.shortcut_stride)",
     ),
     ("none", "if (!p.second) return;", "return;"),
+    ("none", "p.out_w + first_x) * stride;", "p.out_w + first_x) * 0;"),
     ("gate", "sigmoid(before.v[e]) - 0.5f", "sigmoid(before.v[e])"),
     ("gate", "sigmoid(before.v[e])", "sigmoid(acc[i][j].v[e])"),
 )

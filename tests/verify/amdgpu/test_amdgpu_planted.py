@@ -179,6 +179,30 @@ def test_one_element_out_of_bounds_is_seen(gfx: str, mistake: str) -> None:
     assert "OutOfBoundsError" in said and "lane" in said
 
 
+EPILOGUES = {
+    "leaky relu": ("x < 0.0f ? x * slope : x", "x * slope"),
+    "prelu": ("p.slopes[channel]", "p.slopes[channel ^ 1]"),
+    "silu": ("return x * p.scale;", "return x;"),
+    "none": (
+        "add_identity(p.second, p.second_stride)",
+        "add_identity(p.shortcut, p.second_stride)",
+    ),
+    "gate": ("sigmoid(before.v[e])", "sigmoid(acc[i][j].v[e])"),
+}
+"""By activation, old and new text."""
+
+
+@executed.known(by="clang")
+@pytest.mark.parametrize("activation", EPILOGUES)
+@pytest.mark.parametrize("gfx", GPUS)
+def test_a_mistake_after_a_convolution_is_seen(gfx: str, activation: str) -> None:
+    added = {"shortcut": "identity", "shortcut_channels": 48}
+    problem = ConvProblem("3x3", 1, 3, 18, 16, 48, epilogue=activation, **added)  # type: ignore[arg-type]
+    assert "largest error" in faults(
+        Case(gfx, "conv", problem), "common/conv.h", *EPILOGUES[activation]
+    )
+
+
 TWO = replace(PROBLEM, batch=2, heads=2)
 ONCE_MISSED: dict[str, tuple[tuple[str, str, str], dict[str, Any]]] = {
     "the next image's row is overwritten": (
