@@ -5,4 +5,4 @@ from lib_rocm_sd.hosts import oldest
 if oldest.torch_serves():
     from lib_rocm_sd.hosts.a1111 import register as a1111
 
-    RocmSdScript = a1111.register()
+    RocmSdScript, RocmSdExtras = a1111.register()

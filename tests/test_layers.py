@@ -38,7 +38,7 @@ LAYERS = (
     ("lab",),
     (
         *("hosts.attention", "hosts.gate", "hosts.oldest", "hosts.optional", "hosts.ours"),
-        *("hosts.strides", "hosts.timed", "hosts.trouble", "hosts.vae"),
+        *("hosts.strides", "hosts.timed", "hosts.trouble", "hosts.upscaler", "hosts.vae"),
     ),
     ("hosts.ui",),
     HOSTS,

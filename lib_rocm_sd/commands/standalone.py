@@ -22,7 +22,7 @@ from lib_rocm_sd.lab import models
 from lib_rocm_sd.lab.speed_job import (
     PROMPT,
     SEED,
-    Denoiser,
+    HostCall,
     HostSide,
     Picture,
     PictureWish,
@@ -59,10 +59,10 @@ class Standalone(HostSide):
         small = self.device.type == "cpu"
         return models.coder("decoder", self.device, half(self.device), small)
 
-    def unet(self) -> Denoiser:
+    def unet(self) -> HostCall:
         """Stable Diffusion 1.5's with random weights; a small one on a CPU."""
         unet = self._unet
-        return Denoiser(
+        return HostCall(
             unet.module,
             lambda size: unet.arguments(size, size),
             nullcontext,

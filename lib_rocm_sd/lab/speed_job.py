@@ -52,11 +52,12 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Denoiser:
-    """A host's UNet. `call(*args, **kwargs)` is a step, with what `arguments(size)` gives for two
-    latents of size x size pixels. Within `theirs()` nothing of this extension works. Within
-    `ours()` the UNet's blocks are ours, or entering it raises ValueError with a reason. `dtype`: of
-    the latents, such as "float16". `note`: what else is to be known of the steps.
+class HostCall:
+    """A step of a host's UNet, or a picture upscaled. `call(*args, **kwargs)`, with what
+    `arguments(size)` gives for two latents, or a picture, of size x size pixels. Within `theirs()`
+    nothing of this extension works. Within `ours()` the UNet's blocks, or the network, are ours, or
+    entering or calling it raises ValueError with a reason. `dtype`: of the results, such as
+    "float16". `note`: what else is to be known of the calls.
     """
 
     call: Callable[..., Any]
@@ -163,9 +164,13 @@ class HostSide(Protocol):
         """The host's decoder module on `device`, or None. Raises ValueError with a reason."""
         ...
 
-    def unet(self) -> Denoiser | None:
+    def unet(self) -> HostCall | None:
         """The host's UNet, on `device`. Raises ValueError with a reason."""
         ...
+
+    def upscaler(self) -> HostCall | None:
+        """An upscaling network of the host's. Raises ValueError with a reason."""
+        return None
 
     def image(self, wish: PictureWish) -> Picture:
         """Raises Cancelled soon after `wish.cancelled()` is true, ValueError with a reason ("no
@@ -202,14 +207,14 @@ def _parts(*seconds: float) -> dict[str, float]:
 
 
 EFFORTS = {
-    "quick": Effort(_parts(6.0, 6.0, 4.0, 18.0), 20, 90.0, 2, 8),
-    "standard": Effort(_parts(45.0, 40.0, 15.0, 95.0), 50, 120.0, 5, 20),
-    "custom": Effort(_parts(50.0, 60.0, 20.0, 150.0), 50, 180.0, 3, 20),
+    "quick": Effort(_parts(6.0, 6.0, 4.0, 4.0, 18.0), 20, 90.0, 2, 8),
+    "standard": Effort(_parts(45.0, 40.0, 15.0, 15.0, 95.0), 50, 120.0, 5, 20),
+    "custom": Effort(_parts(50.0, 60.0, 20.0, 20.0, 150.0), 50, 180.0, 3, 20),
 }
 CPU_EFFORTS = {
-    "quick": Effort(_parts(0.5, 0.5, 0.5, 2.0), 5, 10.0, 1, 2),
-    "standard": Effort(_parts(3.0, 3.0, 3.0, 10.0), 20, 30.0, 3, 8),
-    "custom": Effort(_parts(3.0, 3.0, 3.0, 10.0), 5, 30.0, 1, 4),
+    "quick": Effort(_parts(0.5, 0.5, 0.5, 0.5, 2.0), 5, 10.0, 1, 2),
+    "standard": Effort(_parts(3.0, 3.0, 3.0, 3.0, 10.0), 20, 30.0, 3, 8),
+    "custom": Effort(_parts(3.0, 3.0, 3.0, 3.0, 10.0), 5, 30.0, 1, 4),
 }
 
 

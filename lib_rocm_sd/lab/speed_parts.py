@@ -4,7 +4,7 @@ Attention: ours, the host's, and what else its users pick; each verified, then t
 
 A step of the host's UNet: without this extension and with its blocks ours, compared with the host's
 own step in the same precision: one in float32 would take twice the UNet's memory. So the error is
-that of both.
+that of both. A picture that a network upscales, likewise.
 
 Whole images: the same prompt, seed and sampler with the extension off, on, and on with the UNet's
 blocks ours, too.
@@ -31,8 +31,8 @@ from lib_rocm_sd.lab.sensors import Summary, Watch, measured_power, of_device
 from lib_rocm_sd.lab.speed_job import (
     FAILED,
     Attention,
-    Denoiser,
     Guard,
+    HostCall,
     Job,
     Picture,
     PictureWish,
@@ -176,56 +176,82 @@ def _attended(method: Attention, case: _Case, guard: Guard, number: int) -> torc
 IN_A_ROW, CHUNK_MS = 10, 250.0
 """A sampler's steps follow one another without a wait: as many are timed together, in such time."""
 LEAST_TIMES = 3
-MOST_ERROR = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
+MOST_ERROR = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3, "uint8": 2 / 255}
 """A larger one, relative to the largest value, is not by rounding alone."""
+ONE_TILE = 64
+"""Pixels a side of a picture that hosts make in one tile."""
 
 
 def step_rows(job: Job) -> Iterator[Row]:
     """Per size, both: ms a step. Raises Cancelled."""
-    shares = Shares(job.effort.parts_s["step"], 2 * len(job.sizes))
-    unet, reason = None, "there is no UNet to run"
+    return _both_rows(job, "step", "UNet", job.side.unet, "a step, {}, batch 2")
+
+
+def upscaler_rows(job: Job) -> Iterator[Row]:
+    """Per size, both: ms a picture. Raises Cancelled. The host's own tiles have seams, so pictures
+    are compared that are one tile.
+    """
+    return _both_rows(job, "upscaler", "upscaler", job.side.upscaler, "{} upscaled", ONE_TILE)
+
+
+def _both_rows(
+    job: Job, test: str, what: str, get: Callable[[], HostCall | None], name: str, most: int = 0
+) -> Iterator[Row]:
+    """Rows of the host's own code and of ours. `most`: compared at no larger size; 0: any."""
+    shares = Shares(job.effort.parts_s[test], 2 * len(job.sizes))
+    subject, reason = None, f"there is no {what} to run"
     try:
-        unet = job.side.unet()
+        subject = get()
     except FAILED as failure:
         reason = why(failure, "loading")
     for size in job.sizes:
-        case = f"a step, {side(size)}, batch 2"
-        if unet is None:
-            yield Row("step", case, OURS["step"], reason=reason)
+        case = name.format(side(size))
+        if subject is None:
+            yield Row(test, case, OURS[test], reason=reason)
             continue
         outputs: list[torch.Tensor] = []
-        for method, inside in ((OFF, unet.theirs), (OURS["step"], unet.ours)):
+        for method, inside in ((OFF, subject.theirs), (OURS[test], subject.ours)):
             job.told(shares.fraction, f"{case}, {method}")
-            row = Row("step", case, method)
-            yield job.row(row, size, _step_row, job, unet, size, inside, outputs, shares.next_s())
+            at = min(size, most or size)
+            row = Row(test, case, method, note=f"checked at {side(at)}" if at < size else "")
+            compared = (at, outputs)
+            share_s = shares.next_s()
+            yield job.row(row, size, _call_row, job, subject, size, inside, compared, share_s)
 
 
-def _step_row(
+def _call_row(
     row: Row,
     job: Job,
-    unet: Denoiser,
+    subject: HostCall,
     size: int,
     inside: Callable[[], AbstractContextManager[Any]],
-    outputs: list[torch.Tensor],
+    compared: tuple[int, list[torch.Tensor]],
     share_s: float,
 ) -> Row:
-    """The row of a method; its result is added to `outputs`, whose first is compared with."""
+    """The row of a method. Its result at a size is added to results, whose first is compared with:
+    both are `compared`.
+    """
+    at, outputs = compared
+    row = replace(row, note="; ".join(filter(None, (row.note, subject.note))))
     with inside():
-        args, kwargs = unet.arguments(size)
         guard = job.guard()
-        step = partial(unet.call, *args, **kwargs)
         guard.check()
-        output = guard.beside(step)
+        output = guard.beside(_with(subject, at))
         output = (output if isinstance(output, torch.Tensor) else output[0]).cpu().double()
         outputs.append(output)
         error = float((output - outputs[0]).abs().max() / outputs[0].abs().max())
-        if not error <= MOST_ERROR.get(unet.dtype, 0.0):
-            return replace(row, note=unet.note, reason=f"wrong: error {error:.1e}")
-        times = _step_times(step, guard, job, share_s)
+        if not error <= MOST_ERROR.get(subject.dtype, 0.0):
+            return replace(row, reason=f"wrong: error {error:.1e}")
+        call = _with(subject, size)
+        times = _step_times(call, guard, job, share_s)
         peak = Peak(job.device)
-        step()
-        row = replace(row, **spread(times), peak_mib=peak.mib())
-        return replace(row, error=error, note=unet.note)
+        call()
+        return replace(row, **spread(times), peak_mib=peak.mib(), error=error)
+
+
+def _with(subject: HostCall, size: int) -> Callable[[], Any]:
+    args, kwargs = subject.arguments(size)
+    return partial(subject.call, *args, **kwargs)
 
 
 def _step_times(step: Callable[[], Any], guard: Guard, job: Job, share_s: float) -> list[float]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lib_rocm_sd.lab.rows import Columns, Row, write_whole
 
-WHAT = ("attention", "vae", "step", "image")
+WHAT = ("attention", "vae", "step", "upscaler", "image")
 PRESETS = ("quick", "standard", "custom")
 LEAST_SIZE, MOST_SIZE, STEP = 64, 8192, 8
 MOST_SIZES = 8
@@ -358,7 +358,7 @@ def checked(value: Any, name: str, kind: type = str) -> Any:
     return value
 
 
-OURS = {"attention": "rocm_sd", "vae": "rocm_sd", "step": "rocm_sd", "image": "extension on"}
+OURS = {**dict.fromkeys(WHAT, "rocm_sd"), "image": "extension on"}
 """Our method's name in each test."""
 
 

@@ -27,6 +27,7 @@ PARTS: dict[str, Part] = {
     "attention": speed_parts.attention_rows,
     "vae": speed_vae.rows,
     "step": speed_parts.step_rows,
+    "upscaler": speed_parts.upscaler_rows,
     "image": speed_parts.image_rows,
 }
 

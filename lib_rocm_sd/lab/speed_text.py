@@ -143,6 +143,7 @@ TITLES = {
     "attention": "Attention, ms a call: less is better",
     "vae": "VAE, ms a picture: less is better",
     "step": "Denoising step, ms: less is better",
+    "upscaler": "Upscaling, ms a picture: less is better",
     "image": "Whole images, s an image: less is better",
 }
 HISTORY_HEIGHT, HISTORY_TOP, MOST_LINES = 220, 44, 8

@@ -29,11 +29,13 @@ MODULES = {
     "unet": "comfy.ldm.modules.diffusionmodules.openaimodel",
     "ops": "comfy.ops",
     "extension": "comfy.patcher_extension",
+    "nodes": "nodes",
 }
 
 
 def forget() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "comfy"]:
+    packages = ("comfy", "comfy_api", "comfy_extras", "nodes")
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
         del sys.modules[name]
 
 

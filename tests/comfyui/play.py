@@ -11,7 +11,7 @@ import torch
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.device import DeviceInfo
-from lib_rocm_sd.hosts import attention
+from lib_rocm_sd.hosts import attention, upscaler
 from lib_rocm_sd.hosts.comfyui import unet, vae
 from lib_rocm_sd.hosts.read import unet as reader
 from lib_rocm_sd.ops.attention.formula import reference
@@ -53,5 +53,6 @@ def play(put: Callable[[Any, str, Any], Any]) -> Engine:
         put(module, "HALVES", FLOATS)
     put(unet, "unusable", lambda device: [])
     put(attention, "engine", made)
+    put(upscaler, "engine", SimpleNamespace(usable=lambda *asked: []))
     put(vae, "usable", lambda device: [])
     return made

@@ -124,9 +124,10 @@ def installed(
         yield server
 
 
-def test_double_mirrors_the_real_one(checkout: Path) -> None:
-    found = Mirror(DOUBLE, checkout).differences("comfy")
-    own = {name for names in OWN.values() for name in names}
+@pytest.mark.parametrize("folder", ["comfy", "comfy_api", "comfy_extras"])
+def test_double_mirrors_the_real_one(checkout: Path, folder: str) -> None:
+    found = Mirror(DOUBLE, checkout).differences(folder)
+    own = {name for names in OWN.values() for name in names if name.startswith(f"{folder}/")}
     assert {name: how for name, how in found.items() if name not in own} == {}
     assert own <= set(found)
 

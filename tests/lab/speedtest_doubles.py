@@ -13,7 +13,7 @@ import torch
 
 from lib_rocm_sd.engine.session import DEFAULT
 from lib_rocm_sd.lab.rows import Row
-from lib_rocm_sd.lab.speed_job import Attention, Busy, Cancelled, Denoiser, Picture, PictureWish
+from lib_rocm_sd.lab.speed_job import Attention, Busy, Cancelled, HostCall, Picture, PictureWish
 from lib_rocm_sd.lab.speed_result import Document, Pair
 from tests.waiting import POLL_S, WAIT_S
 
@@ -31,7 +31,8 @@ class Side:
         self.held = False
         self.methods: dict[str, Attention] = {}
         self.module: Any = None
-        self.denoiser: Denoiser | None = None
+        self.denoiser: HostCall | None = None
+        self.upscaling: HostCall | None = None
         self.images: list[tuple[int, int, bool, bool]] = []
         self.fails: Callable[[bool, int], None] = lambda enabled, size: None
         self.image_may_end = threading.Event()
@@ -59,8 +60,11 @@ class Side:
     def vae(self) -> Any:
         return self.module
 
-    def unet(self) -> Denoiser | None:
+    def unet(self) -> HostCall | None:
         return self.denoiser
+
+    def upscaler(self) -> HostCall | None:
+        return self.upscaling
 
     def image(self, wish: PictureWish) -> Picture:
         from PIL import Image
@@ -100,6 +104,7 @@ def document(card: str = "Radeon RX 7900 XTX", times: float = 1.0, **facts: Any)
         ("attention", "SD1.5 512x512 self", "rocm_sd", "SDP"),
         ("vae", "decode 512x512", "rocm_sd", "eager (the module itself)"),
         ("step", "a step, 512x512, batch 2", "rocm_sd", "extension off"),
+        ("upscaler", "512x512 upscaled", "rocm_sd", "extension off"),
         ("image", "512x512, 20 steps", "extension on", "extension off"),
     ):
         unit = "s" if test == "image" else "ms"

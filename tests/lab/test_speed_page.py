@@ -96,8 +96,8 @@ def test_the_table_has_each_row_and_marks_ours() -> None:
     made.rows.append(Row("vae", "decode 2048x2048", "rocm_sd", reason="out of memory"))
     found = Reader(speed_html.results(made))
     ours = [tag for tag in found.of("tr") if tag.get("class") == "rocm-sd-speed-ours"]
-    assert len(ours) == 5
-    assert found.texts.count("1.50x") == 4
+    assert len(ours) == 6
+    assert found.texts.count("1.50x") == 5
     assert "out of memory" in found.texts
     assert "a note" in " ".join(found.texts)
     assert {attributes.get("aria-label") for attributes in found.of("div")} == set(
@@ -343,7 +343,7 @@ def test_plots_come_for_a_window_and_for_a_telephone() -> None:
         for svg in found.of("svg"):
             width = float(str(svg["viewbox"]).split()[2])
             assert svg["style"] == f"width:100%;max-width:{width:.0f}px;height:auto"
-    for name, plots in (("rocm_sd", 3), ("SDP", 1), ("extension on", 1)):
+    for name, plots in (("rocm_sd", 4), ("SDP", 1), ("extension on", 1)):
         assert Reader(speed_html.bars(made)).texts.count(name) == 2 * plots
     for rectangle in Reader(speed_html.bars(made)).of("rect"):
         assert float(str(rectangle["x"])) + float(str(rectangle["width"])) <= 531

@@ -166,7 +166,7 @@ def test_plots_are_svg_and_escaped() -> None:
     made = document()
     made.rows.append(Row("vae", EVIL.replace("\n", " "), EVIL, reason=EVIL))
     found = speed_text.drawn_bars(made)
-    assert set(found) == {"attention", "vae", "step", "image"}
+    assert set(found) == {"attention", "vae", "step", "upscaler", "image"}
     for svg in (*found.values(), speed_text.drawn_history([made, document(times=0.5)])):
         ElementTree.fromstring(svg)
         assert "<script" not in svg and "currentColor" in svg
@@ -177,7 +177,7 @@ def test_history_is_in_percent_of_the_first() -> None:
     svg = speed_text.drawn_history([document(), document(times=0.5), document(times=3.0)])
     assert "vae, decode 512x512: 300 % now" in svg
     assert speed_text.drawn_history([document()]) == speed_text.drawn_history([]) == ""
-    assert svg.count("<circle") == 12
+    assert svg.count("<circle") == 15
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.lab.speed_job import Denoiser
+from lib_rocm_sd.lab.speed_job import HostCall
 from lib_rocm_sd.lab.speed_result import Request
 from lib_rocm_sd.lab.speed_session import SpeedSession
 from tests.lab.speedtest_doubles import Side
@@ -27,7 +27,7 @@ class Unet:
         self.error, self.why = error, why
         self.inside: list[str] = []
         self.seen: list[tuple[str, int]] = []
-        self.denoiser = Denoiser(
+        self.denoiser = HostCall(
             self.call, self.arguments, self.in_("off"), self.in_("on"), dtype, "a note"
         )
         self.fails: Callable[[], None] = lambda: None
@@ -54,9 +54,12 @@ class Unet:
         return x + self.error * (self.inside[-1] == "on")
 
 
+UPSCALER = Request(("upscaler",), "custom", (64, 128))
+
+
 def rows(unet: Unet | None, request: Request = STEP) -> list[dict[str, Any]]:
     session, side = SpeedSession(), Side()
-    side.denoiser = None if unet is None else unet.denoiser
+    side.denoiser = side.upscaling = None if unet is None else unet.denoiser
     ident = session.start(request, side)
     assert session.wait(WAIT_S)
     found = session.result(ident)
@@ -87,6 +90,20 @@ def test_a_wrong_step_is_not_timed(error: float, dtype: str) -> None:
     assert unet.seen.count(("on", 64)) == 1
 
 
+def test_upscaled_pictures_are_compared_where_they_are_one_tile() -> None:
+    upscaler = Unet(1 / 255, dtype="uint8")
+    found = rows(upscaler, UPSCALER)
+    assert [(row["test"], row["case"], row["note"]) for row in found[1::2]] == [
+        ("upscaler", "64x64 upscaled", "a note"),
+        ("upscaler", "128x128 upscaled", "checked at 64x64; a note"),
+    ]
+    assert all(row["runs"] >= 3 and not row["reason"] for row in found)
+    assert upscaler.seen.count(("on", 128)) >= 3 and ("on", 64) in upscaler.seen
+    wrong = [row["reason"] for row in rows(Unet(3 / 255, dtype="uint8"), UPSCALER)[1::2]]
+    assert wrong == ["wrong: error 1.2e-02"] * 2
+    assert rows(None, UPSCALER)[0]["reason"] == "there is no upscaler to run"
+
+
 def test_nan_is_wrong() -> None:
     found = [row for row in rows(Unet(float("nan"))) if row["method"] == "rocm_sd"]
     assert {row["reason"] for row in found} == {"wrong: error nan"}
@@ -112,7 +129,7 @@ def test_reasons() -> None:
 
 def test_a_host_that_cannot_give_one() -> None:
     class Without(Side):
-        def unet(self) -> Denoiser | None:
+        def unet(self) -> HostCall | None:
             raise ValueError("no checkpoint is loaded")
 
     session = SpeedSession()

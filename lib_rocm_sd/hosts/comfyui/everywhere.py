@@ -1,7 +1,8 @@
-"""Ours for every model and every VAE without a node, where an environment variable asks for it.
+"""Ours for every model, VAE and upscaler without a node, where an environment variable asks for it.
 
-Two attributes of ComfyUI's classes are replaced: `BaseModel.apply_model`, which puts our override
-into the options of that call only, and `VAE.__init__`. Read in Comfy-Org/ComfyUI a125cd84 (0.3.64):
+These attributes of ComfyUI's classes are replaced: `BaseModel.apply_model`, which puts our override
+into the options of that call only, `VAE.__init__`, and what
+the node for upscaling runs (upscaler.py). Read in Comfy-Org/ComfyUI a125cd84 (0.3.64):
 comfy/model_base.py, comfy/sd.py.
 """
 
@@ -48,7 +49,8 @@ def begin(level: str) -> bool:
         return False
     _patches.append(put(model, "apply_model", _model(model.apply_model, level)))
     _patches.append(put(vae, "__init__", _vae(vae.__init__, level)))
-    host.say(f"{VARIABLE}: all models' attention and all VAEs, level {level}")
+    _patches.extend(_upscaler(level))
+    host.say(f"{VARIABLE}: all models' attention, all VAEs and upscalers, level {level}")
     return True
 
 
@@ -81,6 +83,16 @@ def _override(level: str) -> dict[str, Any]:
     except Exception as error:
         host.say(f"attention is ComfyUI's own: {trouble.once(error)}")
         return {}
+
+
+def _upscaler(level: str) -> list[Patch]:
+    try:
+        from lib_rocm_sd.hosts.comfyui.upscaler import serve_node
+
+        return serve_node(host.upscale_node(), host.session_of(level))
+    except Exception as error:
+        host.say(f"upscaling is ComfyUI's own: {trouble.once(error)}")
+        return []
 
 
 def _vae(theirs: Callable[..., None], level: str) -> Callable[..., None]:

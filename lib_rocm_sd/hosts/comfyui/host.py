@@ -23,12 +23,14 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.optional import attribute
 from lib_rocm_sd.hosts.ours import Tally
 from lib_rocm_sd.report import report
+from lib_rocm_sd.vae.bands import Interrupted
 
 NAME = "ROCm SD"
 OPTIONS = "transformer_options"
 PLACE = 5
 """Position of these among the arguments of a model's apply_model, after `self`."""
 UNET = "UNet"
+UPSCALE_NODE = "ImageUpscaleWithModel"
 Left = tuple[str, str]
 """What ComfyUI computes by itself, and why."""
 LEFT = "left to ComfyUI's own code: "
@@ -59,7 +61,7 @@ class Kept:
         return self
 
 
-class Cancelled(Exception):  # noqa: N818 - nothing went wrong
+class Cancelled(Interrupted):
     """ComfyUI's progress bar has raised `error`, since the user has pressed Cancel."""
 
     def __init__(self, error: Exception) -> None:
@@ -121,6 +123,21 @@ def stop_if_interrupted() -> None:
     raises = attribute("comfy.model_management", "throw_exception_if_processing_interrupted")
     if callable(raises):
         raises()
+
+
+def free_memory(needed_bytes: int, device: torch.device) -> None:
+    """Have ComfyUI move models off a device until so much of it is free."""
+    free = attribute("comfy.model_management", "free_memory")
+    if callable(free):
+        free(needed_bytes, device)
+
+
+def upscale_node() -> Any:
+    """ComfyUI's class for *Upscale Image (using Model)*. ValueError where it has none."""
+    known = attribute("nodes", "NODE_CLASS_MAPPINGS") or {}
+    if UPSCALE_NODE not in known:
+        raise ValueError(f"this ComfyUI has no node {UPSCALE_NODE}")
+    return known[UPSCALE_NODE]
 
 
 def out_of_memory() -> type[Exception]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from typing import Any
 
 from lib_rocm_sd import console
@@ -172,6 +173,42 @@ class RocmSdVae(Node):
             return (vae,)
 
 
+class RocmSdUpscale(Node):
+    """UPSCALE_MODEL and pictures in, larger pictures out."""
+
+    RETURN_TYPES = ("IMAGE",)
+    DESCRIPTION = (
+        "Upscales pictures by a model on ROCm SD's kernels, without tiles and so without seams, "
+        "and on ComfyUI's own code where they cannot. Use it in the place of Upscale Image (using "
+        "Model)."
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802 - ComfyUI's name
+        return {
+            "required": {
+                "upscale_model": ("UPSCALE_MODEL", {"tooltip": "From Load Upscale Model."}),
+                "image": ("IMAGE", {"tooltip": "The pictures to enlarge."}),
+                "level": _LEVEL,
+            }
+        }
+
+    def run(self, upscale_model: Any, image: Any, level: str) -> tuple[Any]:
+        from lib_rocm_sd.hosts.comfyui import host
+
+        kind = host.upscale_node()
+        own = kind.execute if hasattr(kind, "execute") else kind().upscale
+        theirs = partial(own, upscale_model, image)
+        try:
+            from lib_rocm_sd.hosts.comfyui.upscaler import upscaled
+
+            session = host.session_of(level)
+        except Exception as error:
+            _told("Upscaler", error)
+            return (theirs()[0],)
+        return (upscaled(theirs, upscale_model, image, session),)
+
+
 class RocmSdStatus(OutputNode):
     """What the last workflow ran and why not more, as text. `after`: what is to be done first."""
 
@@ -239,12 +276,14 @@ class RocmSdSpeedTest(OutputNode):
 CLASSES: dict[str, type] = {
     "RocmSdModel": RocmSdModel,
     "RocmSdVae": RocmSdVae,
+    "RocmSdUpscale": RocmSdUpscale,
     "RocmSdStatus": RocmSdStatus,
     "RocmSdSpeedTest": RocmSdSpeedTest,
 }
 NAMES = {
     "RocmSdModel": "ROCm SD Optimization",
     "RocmSdVae": "ROCm SD VAE",
+    "RocmSdUpscale": "ROCm SD Upscale Image (using Model)",
     "RocmSdStatus": "ROCm SD status",
     "RocmSdSpeedTest": "ROCm SD speed test",
 }

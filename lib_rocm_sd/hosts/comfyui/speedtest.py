@@ -26,7 +26,7 @@ from lib_rocm_sd.hosts.comfyui.model import WITHOUT, is_dynamic, optimized
 from lib_rocm_sd.hosts.comfyui.vae import given, usable
 from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.rows import Row
-from lib_rocm_sd.lab.speed_job import Attention, Busy, Denoiser, HostSide, Picture, PictureWish
+from lib_rocm_sd.lab.speed_job import Attention, Busy, HostCall, HostSide, Picture, PictureWish
 from lib_rocm_sd.lab.speed_result import OURS, WHAT, Document, Request
 from lib_rocm_sd.lab.speed_session import session as speed
 from lib_rocm_sd.lab.speed_text import machine_line, printable, to_markdown
@@ -85,7 +85,7 @@ class Comfy(HostSide):
         decoder = getattr(given(getattr(self._vae, "first_stage_model", None)), "decoder", None)
         return decoder if isinstance(decoder, nn.Module) else None
 
-    def unet(self) -> Denoiser | None:
+    def unet(self) -> HostCall | None:
         model = getattr(self._model, "model", None)
         denoising: Any = getattr(model, "diffusion_model", None)
         why = unet.obstacle(denoising)
@@ -114,7 +114,7 @@ class Comfy(HostSide):
             loads(present)
 
 
-def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:
+def denoiser(patcher: Any, device: torch.device, level: str) -> HostCall:
     """A step of `BaseModel.apply_model` by the model's options, without ours and with them."""
     model, dtype = patcher.model, next(patcher.model.diffusion_model.parameters()).dtype
     ours, theirs = (
@@ -143,7 +143,7 @@ def denoiser(patcher: Any, device: torch.device, level: str) -> Denoiser:
         with ours_whatever(), with_options(ours):
             yield
 
-    return Denoiser(
+    return HostCall(
         call,
         lambda size: arguments(model, device, size),
         lambda: with_options(theirs),

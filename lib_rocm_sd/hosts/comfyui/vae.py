@@ -50,7 +50,7 @@ class NodeWish(Kept, VaeWish):
 class Coder(VaeStandIn):
     """Stands in for a decoder or encoder from `begin` to `end`."""
 
-    passed_on = (MemoryError, Interrupted, host.Cancelled)
+    passed_on = (MemoryError, Interrupted)
     wish: NodeWish
 
     def __init__(self, module: nn.Module, role: str) -> None:
@@ -161,10 +161,10 @@ class FirstStage:
             coder.begin(self.rocm_sd_wish)
             try:
                 return theirs(*args, **kwargs)
-            except Interrupted:
-                host.stop_if_interrupted()
             except host.Cancelled as cancelled:
                 raise cancelled.error from None
+            except Interrupted:
+                host.stop_if_interrupted()
             except (RuntimeError, MemoryError) as error:
                 kind = host.out_of_memory()
                 if isinstance(error, kind) or not is_out_of_memory(error):

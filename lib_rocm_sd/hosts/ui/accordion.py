@@ -17,6 +17,8 @@ from lib_rocm_sd.hosts.ui.options import (
     SEVERAL_MODES,
     UNET_LABEL,
     UNET_MODES,
+    UPSCALER_LABEL,
+    UPSCALER_MODES,
     VAE_LABEL,
     VAE_MODES,
     Options,
@@ -70,6 +72,11 @@ TOOLTIPS = {
         "Device numbers of the additional GPUs, as listed by the driver, for instance 1, 2. "
         "Empty: all that this extension supports."
     ),
+    "upscaler": (
+        "Which code runs the upscaling networks (ESRGAN, Real-ESRGAN and the like) of hires fix, "
+        "img2img and scripts. Off: the WebUI's own, in its tiles. Auto: this extension, for every "
+        "network that it supports, without tiles and so without seams."
+    ),
 }
 
 
@@ -84,13 +91,14 @@ class Controls:
     unet: Any
     several: Any
     cards: Any
+    upscaler: Any
 
     @property
     def arguments(self) -> list[Any]:
         """The components whose values a script is called with, in the order of Options."""
         return [
             *(self.enable, self.level, self.vae, self.budget, self.unet),
-            *(self.several, self.cards),
+            *(self.several, self.cards, self.upscaler),
         ]
 
 
@@ -121,6 +129,12 @@ def _controls(elem_id: Callable[[str], str]) -> tuple[Controls, Any]:
             elem_id=elem_id("vae_budget"),
         )
     with gr.Row():
+        upscaler = gr.Radio(
+            list(UPSCALER_MODES),
+            value=DEFAULTS.upscaler,
+            label=UPSCALER_LABEL,
+            elem_id=elem_id("upscaler"),
+        )
         several = gr.Radio(
             list(SEVERAL_MODES),
             value=DEFAULTS.several,
@@ -133,7 +147,7 @@ def _controls(elem_id: Callable[[str], str]) -> tuple[Controls, Any]:
             max_lines=1,
             elem_id=elem_id("several_cards"),
         )
-    controls = Controls(enable, level, vae, budget, unet, several, cards)
+    controls = Controls(enable, level, vae, budget, unet, several, cards, upscaler)
     for component, name in zip(controls.arguments, TOOLTIPS, strict=True):
         component.webui_tooltip = TOOLTIPS[name]  # where the WebUI's constructors keep `tooltip`
     return controls, explanation

@@ -20,9 +20,11 @@ VAE_LABEL = "VAE"
 BUDGET_LABEL = "VAE memory budget (MiB, 0 = Auto)"
 SEVERAL_LABEL = "Several GPUs"
 CARDS_LABEL = "Cards (numbers, empty: all)"
+UPSCALER_LABEL = "Upscaler"
 INFOTEXT_KEY = "ROCm SD"
 UNET_KEY = "ROCm SD UNet"
 VAE_KEY = "ROCm SD VAE"
+UPSCALER_KEY = "ROCm SD Upscaler"
 OFF = "off"
 UNET_MODES = {"Off": False, "Auto": True}
 """The choices, and whether the UNet's blocks are ours where they can be."""
@@ -32,6 +34,8 @@ VAE_MODES = {"Off": "", "Auto": "auto", "Always banded": "banded"}
 """The choices, and what vae.program calls them."""
 SEVERAL_MODES = {"Off": False, "Auto": True}
 """The choices, and whether further cards may compute steps. It changes no infotext."""
+UPSCALER_MODES = {"Off": False, "Auto": True}
+"""The choices, and whether upscaling networks are ours where they can be."""
 _TRUE = ("true", "1", "on", "yes")
 _FALSE = ("false", "0", OFF, "no")
 _BUDGET = re.compile(r"(\d+) MiB")
@@ -48,6 +52,7 @@ class Options:
     unet: str = UNET_DEFAULT
     several: str = "Off"
     cards: str = ""
+    upscaler: str = "Auto"
 
     def infotext(self, what_ran: str) -> str:
         """The value of `INFOTEXT_KEY`, for instance 'Auto, attention: rocm_sd'."""
@@ -66,6 +71,12 @@ class Options:
             return OFF
         return ", ".join(part for part in (self.unet, what_ran) if part)
 
+    def upscaler_infotext(self, what_ran: str) -> str:
+        """The value of `UPSCALER_KEY`, for instance 'Auto, whole picture, conv: rocm_sd'."""
+        if not UPSCALER_MODES[self.upscaler]:
+            return OFF
+        return ", ".join(part for part in (self.upscaler, what_ran) if part)
+
 
 DEFAULTS = Options()
 
@@ -77,11 +88,13 @@ def parse(*args: Any) -> tuple[Options, list[str]]:
     """
     messages: list[str] = []
     count = len(fields(Options))
-    enable, level, vae, budget, unet, several, cards = [*args[:count], *[None] * count][:count]
+    given = [*args[:count], *[None] * count][:count]
+    enable, level, vae, budget, unet, several, cards, upscaler = given
     if len(args) > count:
         messages.append(
             f"{len(args)} arguments were given; Enable, {LEVEL_LABEL}, {VAE_LABEL}, "
-            f"{BUDGET_LABEL}, {UNET_LABEL}, {SEVERAL_LABEL} and its cards are used"
+            f"{BUDGET_LABEL}, {UNET_LABEL}, {SEVERAL_LABEL}, its cards and {UPSCALER_LABEL} "
+            "are used"
         )
     options = Options(
         _enable(enable, messages),
@@ -91,6 +104,7 @@ def parse(*args: Any) -> tuple[Options, list[str]]:
         _choice(unet, tuple(UNET_MODES), DEFAULTS.unet, UNET_LABEL, messages),
         _choice(several, tuple(SEVERAL_MODES), DEFAULTS.several, SEVERAL_LABEL, messages),
         _cards(cards, messages),
+        _choice(upscaler, tuple(UPSCALER_MODES), DEFAULTS.upscaler, UPSCALER_LABEL, messages),
     )
     return options, messages
 
@@ -149,7 +163,8 @@ def enable_from(infotext: Mapping[str, Any]) -> bool | None:
     """Enable as a pasted infotext has it; None, which changes nothing, if it has none."""
     text = infotext.get(INFOTEXT_KEY)
     if text is None:
-        return True if VAE_KEY in infotext or UNET_KEY in infotext else None
+        ours = (UNET_KEY, VAE_KEY, UPSCALER_KEY)
+        return True if any(key in infotext for key in ours) else None
     return str(text).strip().lower() != OFF
 
 
@@ -162,6 +177,7 @@ def _choice_in(key: str, choices: Iterable[str], infotext: Mapping[str, Any]) ->
 level_from = partial(_choice_in, INFOTEXT_KEY, LEVELS)
 unet_from = partial(_choice_in, UNET_KEY, UNET_MODES)
 vae_from = partial(_choice_in, VAE_KEY, VAE_MODES)
+upscaler_from = partial(_choice_in, UPSCALER_KEY, UPSCALER_MODES)
 
 
 def budget_from(infotext: Mapping[str, Any]) -> int | None:

@@ -24,6 +24,7 @@ TITLES = {
     "attention": "Attention",
     "vae": "VAE decode",
     "step": "Denoising step",
+    "upscaler": "Upscaling",
     "image": "Whole image",
 }
 HEAD = ("Median", "Times ours", "p10 to p90", "Runs", "Peak MiB", "Error")

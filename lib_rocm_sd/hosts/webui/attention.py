@@ -12,8 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, Protocol
@@ -34,9 +33,6 @@ from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 
 calls = Tally("a call was left to the WebUI's own {what}: {why}")
 """Those of the generation."""
-PACKAGES = ("site-packages", "dist-packages")
-_OURS = "lib_rocm_sd"
-_STANDARD = sysconfig.get_path("stdlib")
 
 
 class Owner(Protocol):
@@ -246,7 +242,7 @@ class Bindings:
 
     def put(self, kind: host.Kind) -> None:
         """Replace all bindings; where that was done, those that have come since."""
-        seen = (len(sys.modules), len(_scripts()))
+        seen = (len(sys.modules), len(host.scripts()))
         if self._patches and seen == self._seen:
             return
         self._seen = seen
@@ -258,7 +254,7 @@ class Bindings:
                 self._replace(home, name, self._function(theirs, name))
             else:
                 self._others.append((named(theirs), f"{kind.attention}.{name}"))
-        for module in _modules():
+        for module in host.python_modules():
             below = (f"{module.__name__}.".startswith(f"{each}.") for each in kind.elsewhere)
             if module is not home and not any(below):
                 self._put_into(module, kind)
@@ -270,7 +266,7 @@ class Bindings:
         for patch in self._patches:
             take(patch)
         self._patches = []
-        for module in _modules():
+        for module in host.python_modules():
             for name, value in list(vars(module).items()):
                 if type(value) is Function:
                     setattr(module, name, value.theirs)
@@ -304,21 +300,6 @@ class Bindings:
         if id(theirs) not in self._functions:
             self._functions[id(theirs)] = self._make(theirs, name)
         return self._functions[id(theirs)]
-
-
-def _modules() -> Iterator[ModuleType]:
-    """The WebUI's own and its extensions', also scripts, which nobody can import."""
-    for module in (*list(sys.modules.values()), *_scripts()):
-        if not isinstance(module, ModuleType) or module.__name__.startswith(_OURS):
-            continue
-        file = getattr(module, "__file__", None) or _STANDARD
-        if not (file.startswith(_STANDARD) or any(name in file for name in PACKAGES)):
-            yield module
-
-
-def _scripts() -> tuple[Any, ...]:
-    found = host.attribute("modules.script_loading", "loaded_scripts")
-    return tuple(found.values()) if isinstance(found, dict) else ()
 
 
 # --- the WebUI's attention, called alone: for the speed test

@@ -12,6 +12,8 @@ ldm_patched/.
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,9 +32,12 @@ NAME = "ROCm SD"
 SETTING = "cross_attention_optimization"
 MOST_NAMES_BYTES = 16 << 20
 """Of a checkpoint's head, which has less than one."""
+PACKAGES = ("site-packages", "dist-packages")
 Forward = Callable[..., torch.Tensor]
 
 _said: set[str] = set()
+_OURS = "lib_rocm_sd"
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,22 @@ def add_callback(category: str, function: Callable[..., Any]) -> bool:
     if not any(getattr(entry, "callback", None) == function for entry in entries):
         register(function)
     return True
+
+
+def python_modules() -> Iterator[ModuleType]:
+    """The WebUI's own and its extensions', also scripts, which nobody can import."""
+    for each in (*list(sys.modules.values()), *scripts()):
+        if not isinstance(each, ModuleType) or each.__name__.startswith(_OURS):
+            continue
+        file = getattr(each, "__file__", None) or _STANDARD
+        if not (file.startswith(_STANDARD) or any(name in file for name in PACKAGES)):
+            yield each
+
+
+def scripts() -> tuple[Any, ...]:
+    """Python modules of the WebUI's and its extensions' scripts."""
+    loaded = attribute("modules.script_loading", "loaded_scripts")
+    return tuple(loaded.values()) if isinstance(loaded, dict) else ()
 
 
 def optimizers() -> list[Any]:

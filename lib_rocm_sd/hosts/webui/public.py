@@ -69,6 +69,7 @@ def status() -> dict[str, Any]:
         },
         "several": a1111_several.told(),
         "vae": _usable(_never(info) or _vae(device)),
+        "upscaler": _usable(_never(info) or engine.known(device, CONVS["3x3"])),
         "background": compiling(),
         "trials": tried(),
         "report": report.snapshot(),

@@ -18,14 +18,17 @@ from lib_rocm_sd.hosts.webui import (
     several,
     speedtest,
     unet,
+    upscaler,
     vae,
 )
 from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.hosts.webui.trials import trials
 
 
-def register() -> type:
-    """Register with the WebUI; returns the class that it looks for in scripts/rocm_sd.py."""
+def register() -> tuple[type, type | None]:
+    """Register with the WebUI; returns the classes that it looks for in scripts/rocm_sd.py: of the
+    always-on script, and of Extras, None where that would be of no use.
+    """
     folder = host.cache_directory()
     if folder is not None:
         cache.set_directory(folder)
@@ -47,10 +50,12 @@ def register() -> type:
         host.add_callback("cfg_denoiser", several.session.before_step)
         host.add_callback("ui_settings", settings_page.register)
         host.add_callback("before_ui", script.add_axes)
+        host.add_callback("before_ui", upscaler.session.take_over)
     host.add_callback("ui_tabs", speedtest.tab)
     host.add_callback("app_started", app_started)
     base: Any = host.attribute("modules.scripts", "Script")
-    return script.make(base)
+    extras = host.attribute("modules.scripts_postprocessing", "ScriptPostprocessing")
+    return script.make(base), script.make_extras(None if lacking else extras)
 
 
 def list_optimizer(listed: list[Any]) -> None:
@@ -90,6 +95,7 @@ def unload() -> None:
     vae.session.end()
     several.session.end()
     unet.session.end()
+    upscaler.session.unload()
     ours = optimizer()
     if ours is not None:
         ours.leave()

@@ -1,5 +1,5 @@
 """The always-on script: the accordion, what happens around one generation, and axes for the WebUI's
-X/Y/Z plot.
+X/Y/Z plot. And the script of Extras, which has a choice of its own.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from lib_rocm_sd.hosts.webui.several import session as several
 from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.hosts.webui.unet import counted
 from lib_rocm_sd.hosts.webui.unet import session as unet
+from lib_rocm_sd.hosts.webui.upscaler import session as upscaler
 from lib_rocm_sd.hosts.webui.vae import session as vae
 from lib_rocm_sd.policy import LEVELS
 from lib_rocm_sd.shipped import ATTENTION_PART
 from lib_rocm_sd.trials.gate import WAITS
+from lib_rocm_sd.upscaler.program import PART as UPSCALER
 
 FILE = "xyz_grid.py"
 ATTRIBUTE = "rocm_sd_axes"
@@ -61,9 +63,14 @@ class RocmSdScript:
             (controls.vae, options.vae_from),
             (controls.budget, options.budget_from),
             (controls.unet, options.unet_from),
+            (controls.upscaler, options.upscaler_from),
         ]
-        self.paste_field_names = [options.INFOTEXT_KEY, options.UNET_KEY, options.VAE_KEY]
+        keys = (options.INFOTEXT_KEY, options.UNET_KEY, options.VAE_KEY, options.UPSCALER_KEY)
+        self.paste_field_names = list(keys)
         return controls.arguments
+
+    def setup(self, p: Any, *args: Any) -> None:
+        upscaler.set_up(_asked(p, args))
 
     def before_process(self, p: Any, *args: Any) -> None:
         _establish(p, args)
@@ -78,6 +85,7 @@ class RocmSdScript:
         attention.calls.clear()
         vae.begin()
         unet.begin(*_turn_and_steps(p))
+        upscaler.begin()
         _note(p, _establish(p, args))
 
     def before_process_batch(self, p: Any, *args: Any, **kwargs: Any) -> None:
@@ -95,11 +103,56 @@ class RocmSdScript:
 
     def postprocess(self, p: Any, processed: Any, *args: Any) -> None:
         vae.end()
+        upscaler.end()
         optimizer = attention_seam()
         if optimizer is not None:
             optimizer.step_aside(not settings.current().attention)
         if _asked(p, args).enable:
             session.measure()
+
+
+class RocmSdExtras:
+    """Mixed with the WebUI's ScriptPostprocessing by `make_extras`. A request of the API that does
+    not name it has the default: None.
+    """
+
+    name = host.NAME
+    order = 100_000
+    """Behind what upscales, to note what ran."""
+    _wanted: bool | None = None
+
+    def ui(self) -> dict[str, Any]:
+        import gradio as gr
+
+        choice = gr.Radio(
+            list(options.UPSCALER_MODES),
+            value=options.DEFAULTS.upscaler,
+            label=options.UPSCALER_KEY,
+            elem_id="extras_rocm_sd_upscaler",
+        )
+        return {"choice": choice}
+
+    def process_firstpass(self, pp: Any, choice: Any = None) -> None:
+        report.begin()
+        upscaler.set_up(_extras(choice))
+        if upscaler.is_wanted is not self._wanted:
+            # the WebUI keeps upscaled pictures, whoever made them
+            host.attribute("modules.scripts", "scripts_postproc").image_changed()
+        self._wanted = upscaler.is_wanted
+
+    def process(self, pp: Any, choice: Any = None) -> None:
+        if upscaler.turn.asked:
+            pp.info[options.UPSCALER_KEY] = _upscaled(_extras(choice))
+        upscaler.end()
+
+
+def _extras(choice: Any) -> Options:
+    """What Extras asks for."""
+    count = len(fields(Options)) - 1
+    asked, messages = options.parse(*[None] * count, choice)
+    for message in messages:
+        host.say(message)
+    return asked
 
 
 def _prepare(*values: Any) -> None:
@@ -122,6 +175,7 @@ def _establish(p: Any, args: tuple[Any, ...]) -> Options:
     if optimizer is not None:
         optimizer.step_aside(not (asked.enable and allowed.attention))
     vae.establish(asked)
+    upscaler.establish(asked)
     unet.establish(asked)
     several.establish(asked)
     return asked
@@ -149,7 +203,9 @@ def _note(p: Any, asked: Options) -> None:
     if asked.enable and unet.may_serve and (others or ours):
         checked = "a check differed" if differed else ""
         written[options.UNET_KEY] = asked.unet_infotext(_listed([_blocks(ours, total), checked]))
-    for message in (*vae.news(), *differed, *unet.timed.news()):
+    if asked.enable and upscaler.turn.asked:
+        written[options.UPSCALER_KEY] = _upscaled(asked)
+    for message in (*vae.news(), *differed, *unet.timed.news(), *upscaler.news()):
         p.comment(f"{host.NAME}: {message}")
 
 
@@ -171,6 +227,13 @@ def _blocks(ours: int, total: int) -> str:
     others = f"others {doing}" if doing and ours < total else ""
     ran = [_ran("UNet", family) for family in ("linear", "conv")]
     return _listed([f"{ours} of {total} blocks", others, *ran])
+
+
+def _upscaled(asked: Options) -> str:
+    """What ran of the upscaling networks in this generation, as an infotext has it."""
+    turn = upscaler.turn
+    left = "left to the WebUI" if turn.left else ""
+    return asked.upscaler_infotext(_listed([*turn.ran, _ran(UPSCALER, "conv"), left]))
 
 
 def _ran(part: str, family: str) -> str:
@@ -196,6 +259,15 @@ def make(base: type) -> type:
     """The script's class on top of the WebUI's class Script, the same one after "Reload UI"."""
     if base not in _made:
         _made[base] = type("RocmSdScript", (RocmSdScript, base), {"__module__": __name__})
+    return _made[base]
+
+
+def make_extras(base: type | None) -> type | None:
+    """The script of Extras on top of the WebUI's class, likewise; None where it has none."""
+    if base is None:
+        return None
+    if base not in _made:
+        _made[base] = type("RocmSdExtras", (RocmSdExtras, base), {"__module__": __name__})
     return _made[base]
 
 
@@ -235,6 +307,7 @@ AXES = (
     Axis(f"[{host.NAME}] {options.VAE_LABEL}", "vae", tuple(options.VAE_MODES)),
     Axis(f"[{host.NAME}] {options.UNET_LABEL}", "unet", tuple(options.UNET_MODES)),
     Axis(f"[{host.NAME}] {options.SEVERAL_LABEL}", "several", tuple(options.SEVERAL_MODES)),
+    Axis(f"[{host.NAME}] {options.UPSCALER_LABEL}", "upscaler", tuple(options.UPSCALER_MODES)),
 )
 
 

@@ -22,9 +22,10 @@ modules/shared_options.py."""
 
 ATTENTION = "Attention"
 UNET = "UNet blocks"
+UPSCALER = "Upscaler"
 ROLES = {"VAE decode": "decoder", "VAE encode": "encoder"}
 """The choices, and which part of a VAE each is."""
-OPERATIONS = (ATTENTION, *ROLES, UNET)
+OPERATIONS = (ATTENTION, *ROLES, UNET, UPSCALER)
 GRAPHS: dict[str, bool | None] = {"Auto": None, "On": True, "Off": False}
 """Whether launches of the UNet's blocks are recorded."""
 LOG_LEVELS = {"Errors": "ERROR", "Warnings": "WARNING", "Everything": "DEBUG"}
@@ -55,6 +56,11 @@ class Settings:
     def unet(self) -> bool:
         """Whether the UNet's blocks may be replaced."""
         return UNET in self.operations
+
+    @property
+    def upscaler(self) -> bool:
+        """Whether upscaling networks may be replaced."""
+        return UPSCALER in self.operations
 
     def vae(self, role: str) -> bool:
         """Whether the VAE's decoder, or its encoder, may be replaced."""

@@ -26,6 +26,7 @@ from lib_rocm_sd.hosts.webui import host, settings, several
 from lib_rocm_sd.hosts.webui import script as a1111_script
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui import unet as unet_host
+from lib_rocm_sd.hosts.webui import upscaler as upscaler_host
 from lib_rocm_sd.hosts.webui import vae as a1111_vae
 from lib_rocm_sd.hosts.webui.attention import autocast
 from lib_rocm_sd.hosts.webui.seams import optimizer
@@ -37,7 +38,7 @@ from lib_rocm_sd.lab.speed_job import (
     Attention,
     Busy,
     Cancelled,
-    Denoiser,
+    HostCall,
     Picture,
     PictureWish,
     Steps,
@@ -115,7 +116,7 @@ class WebUI:
         self._move_here(decoder)
         return decoder
 
-    def unet(self) -> Denoiser | None:
+    def unet(self) -> HostCall | None:
         """As the VAE; with --lowvram the WebUI moves its parts itself, and so does a Forge."""
         self._move_back()
         model = _model()
@@ -128,6 +129,15 @@ class WebUI:
         elif not getattr(host.attribute("modules.shared", "cmd_opts"), "lowvram", False):
             self._move_here(unet)
         return denoiser(unet, self.device)
+
+    def upscaler(self) -> HostCall | None:
+        """The first that is installed, of those whose networks may be ours. It loads its file each
+        time, as for every picture.
+        """
+        self._move_back()
+        known = host.attribute("modules.shared", "sd_upscalers") or ()
+        data = next((each for each in known if upscaler_host.session.serves(each)), None)
+        return None if data is None else upscaling(data)
 
     def _move_here(self, module: nn.Module) -> None:
         at = next(module.parameters()).device
@@ -302,7 +312,7 @@ def _noted(model: Any, steps: Steps) -> Iterator[None]:
             hook.remove()
 
 
-def denoiser(model: nn.Module, device: torch.device) -> Denoiser:
+def denoiser(model: nn.Module, device: torch.device) -> HostCall:
     """ValueError with a reason where it is not known how to call `model`."""
     dtype = _dtype(model)
 
@@ -314,7 +324,49 @@ def denoiser(model: nn.Module, device: torch.device) -> Denoiser:
             return model(*args, **kwargs)
 
     arguments(FACTOR)
-    return Denoiser(call, arguments, _theirs, ours, str(dtype).removeprefix("torch."))
+    return HostCall(call, arguments, _theirs, ours, str(dtype).removeprefix("torch."))
+
+
+def upscaling(data: Any) -> HostCall:
+    """`data`: the WebUI's UpscalerData."""
+    session = upscaler_host.session
+
+    def call(picture: Any) -> torch.Tensor:
+        session.begin()
+        made = data.scaler.upscale(picture, data.scale, data.data_path)
+        if session.turn.left:
+            raise ValueError(next(iter(session.turn.left)))
+        return torch.frombuffer(bytearray(made.tobytes()), dtype=torch.uint8)
+
+    @contextmanager
+    def within(choice: str) -> Iterator[None]:
+        asked = Options(level=a1111_session.current().level, upscaler=choice)
+        session.set_up(asked)
+        try:
+            why = upscaler_host.why_not(asked) if choice == "Auto" else []
+            if why:
+                raise ValueError(why[0])
+            yield
+        finally:
+            session.end()
+
+    return HostCall(
+        call,
+        lambda size: ((_noise(size),), {}),
+        lambda: within("Off"),
+        lambda: within("Auto"),
+        "uint8",
+        data.name,
+    )
+
+
+def _noise(size: int) -> Any:
+    """A picture of size x size pixels, from a seed."""
+    from PIL import Image
+
+    generator = torch.Generator("cpu").manual_seed(size)
+    values = torch.randint(256, (size, size, 3), generator=generator, dtype=torch.uint8)
+    return Image.frombytes("RGB", (size, size), bytes(values.flatten().tolist()))
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -11,7 +11,7 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui import status as page
 from lib_rocm_sd.hosts.ui.options import VAE_MODES, Options
 from lib_rocm_sd.hosts.ui.status import COMPILING, TRYING, Failure, Status, StatusRow
-from lib_rocm_sd.hosts.webui import attention, host, settings, several, unet, vae
+from lib_rocm_sd.hosts.webui import attention, host, settings, several, unet, upscaler, vae
 from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.policy import PERFORMANCE
@@ -199,7 +199,7 @@ def _left_to(role: str) -> str:
 
 
 def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
-    """Attention, the UNet, decode and encode, with what ran in the last generation or would run."""
+    """What ran each operation in the last generation, or would run it."""
     ran = page.rows_of(report.snapshot())
     why = _why_not_attention(options)
     found = list(ran.pop((page.UNET, "attention"), ())) if not why else []
@@ -218,6 +218,9 @@ def _rows(options: Options, info: DeviceInfo) -> tuple[StatusRow, ...]:
         manners = vae.session.turn.ran if role == "decoder" else ()
         runs = THE_WEBUIS if why else ", ".join(("our kernels", *manners))
         found.append(StatusRow(operation, runs, page.shortened(why)))
+    why = tuple(upscaler.why_not(options))
+    runs = THE_WEBUIS if why else ", ".join(("our kernels", *upscaler.session.turn.ran))
+    found.append(StatusRow(settings.UPSCALER, runs, page.shortened(why)))
     return (*found, *(row for family in ran.values() for row in family))
 
 
@@ -247,9 +250,10 @@ def _of_unet(options: Options) -> list[StatusRow]:
 
 def _without_us(info: DeviceInfo) -> tuple[StatusRow, ...]:
     why = page.shortened(info.reasons)
+    others = (settings.UNET, *settings.ROLES, settings.UPSCALER)
     return (
         StatusRow("Attention", _hosts_attention(), why),
-        *(StatusRow(operation, THE_WEBUIS, why) for operation in (settings.UNET, *settings.ROLES)),
+        *(StatusRow(operation, THE_WEBUIS, why) for operation in others),
     )
 
 

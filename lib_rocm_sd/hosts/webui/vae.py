@@ -11,9 +11,7 @@ Panchovix/stable-diffusion-webui-reForge 3b56b268, ldm_patched/modules/sd.py: cl
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,13 +32,12 @@ from lib_rocm_sd.hosts.ui.options import VAE_MODES, Options
 from lib_rocm_sd.hosts.vae import ESTIMATES, ROLES, Estimate, VaeStandIn, VaeWish
 from lib_rocm_sd.hosts.webui import host, settings
 from lib_rocm_sd.hosts.webui import session as a1111_session
+from lib_rocm_sd.hosts.webui.progress import Watch
 from lib_rocm_sd.modules.patches import Patch, put, take
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.vae.bands import Interrupted
 
-PATIENCE_S = 3.0
-"""A decode that will be done sooner than this is not worth interrupting: its picture is kept."""
 PREVIEW_WAIT_S = 0.5
 """So long may a live preview wait for its turn; the WebUI's progress bar waits with it."""
 ROUGH_PIXELS = 64
@@ -233,7 +230,7 @@ class CoderStandIn(VaeStandIn):
                 return self._rough(image)
             if self.role == "decoder" and turn.is_here:
                 self._lend(program)
-            with Watch(may_stop=self.role == "decoder", visible=turn.is_here) as watch:
+            with Watch("VAE", may_stop=self.role == "decoder", visible=turn.is_here) as watch:
                 output = self.run(image, progress=watch.progress, interrupt=watch.interrupt)
         except Interrupted:
             program.decoding = None
@@ -274,46 +271,6 @@ class CoderStandIn(VaeStandIn):
         factor = output.shape[2] // small.shape[2]
         size = (height * factor, width * factor)
         return functional.interpolate(output, size=size, mode="bilinear")
-
-
-class Watch:
-    """Shows the progress of one decode in the WebUI's progress bar, and heeds its Interrupt.
-
-    The WebUI decodes also what an interrupted sampler has got so far: only an Interrupt that comes
-    during the decode stops it, and only where much is left to do.
-    """
-
-    def __init__(
-        self, *, may_stop: bool, visible: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._state: Any = host.attribute("modules.shared", "state")
-        self._may_stop = may_stop and not self._interrupted()
-        self._visible = visible
-        self._clock = clock
-        self._begin = clock()
-        self._left_s = math.inf
-
-    def __enter__(self) -> Watch:
-        self._text = getattr(self._state, "textinfo", None)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._visible and self._state is not None:
-            self._state.textinfo = self._text
-
-    def progress(self, done: int, total: int) -> None:
-        """Report that `done` of `total` parts are done; 0 while kernels are compiled and tested."""
-        self._left_s = (self._clock() - self._begin) / max(done, 1) * (total - done)
-        if self._visible and (total > 1 or not done) and self._state is not None:
-            shown = f"VAE: {done} of {total} parts." if done else "VAE: preparing."
-            self._state.textinfo = shown
-
-    def interrupt(self) -> bool:
-        """True if the decode is to stop here."""
-        return self._may_stop and self._interrupted() and self._left_s > PATIENCE_S
-
-    def _interrupted(self) -> bool:
-        return bool(getattr(self._state, "interrupted", False))
 
 
 def _unfit(dtype: torch.dtype, device: torch.device) -> str:

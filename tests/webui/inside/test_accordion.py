@@ -32,11 +32,12 @@ def test_controls(start: Start, gpu: FakeGpu, tab: str) -> None:
     webui = start(gpu=gpu, serve=True)
     controls = script(webui, tab).controls
     default = webui.library("hosts.ui.options").UNET_DEFAULT
-    assert [control.value for control in controls] == [True, "Auto", "Auto", 0, default, "Off", ""]
+    values = [True, "Auto", "Auto", 0, default, "Off", "", "Auto"]
+    assert [control.value for control in controls] == values
     assert all(len(control.webui_tooltip) > 40 for control in controls)
     # ui-config.json keeps exactly these classes, by their labels.
     assert [type(control) for control in controls] == [
-        *(gr.Checkbox, gr.Radio, gr.Radio, gr.Number, gr.Radio, gr.Radio, gr.Textbox)
+        *(gr.Checkbox, gr.Radio, gr.Radio, gr.Number, gr.Radio, gr.Radio, gr.Textbox, gr.Radio)
     ]
     info = script(webui, tab).api_info
     assert [(arg.label, arg.value, arg.choices) for arg in info.args] == [
@@ -47,6 +48,7 @@ def test_controls(start: Start, gpu: FakeGpu, tab: str) -> None:
         ("UNet", default, ["Off", "Auto"]),
         ("Several GPUs", "Off", ["Off", "Auto"]),
         ("Cards (numbers, empty: all)", "", None),
+        ("Upscaler", "Auto", ["Off", "Auto"]),
     ]
     assert controls[0].elem_id == f"script_{tab}_rocm_sd_optimization_enable"
     accordions = [c for c in components(webui, "accordion") if c["label"].startswith(TITLE)]

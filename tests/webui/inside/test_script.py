@@ -42,10 +42,11 @@ def test_infotext_round_trip(start: Start, gpu: FakeGpu) -> None:
             controls = script(webui, tab).controls
             updates = webui.infotext_utils.paste(tab, info)
             pasted = [value_of(updates[control]) for control in controls[:5]]
-            assert not any(control in updates for control in controls[5:])  # they change no picture
+            assert not any(control in updates for control in controls[5:7])  # change no picture
             unet = webui.library("hosts.ui.options").UNET_DEFAULT if enable else None
             assert pasted == [enable, level if enable else None, None, None, unet]
-            names = ["ROCm SD", "ROCm SD UNet", "ROCm SD VAE"]
+            assert value_of(updates[controls[7]]) is None  # nothing was upscaled
+            names = ["ROCm SD", "ROCm SD UNet", "ROCm SD VAE", "ROCm SD Upscaler"]
             assert script(webui, tab).paste_field_names == names
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from vae_help import HALF, coders, runs, same, untouched
 
 OPERATIONS = "rocm_sd_operations"
-ALL = ["Attention", "VAE decode", "VAE encode", "UNet blocks"]
+ALL = ["Attention", "VAE decode", "VAE encode", "UNet blocks", "Upscaler"]
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ def interrupt_after(webui: WebUI, monkeypatch: Any, part: int, clock: Any) -> li
     shown: list[str | None] = []
 
     class Watch(coder.Watch):  # type: ignore[name-defined]
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(clock=clock, **kwargs)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, clock=clock, **kwargs)
 
         def progress(self, done: int, total: int) -> None:
             super().progress(done, total)

@@ -11,7 +11,7 @@ from conftest import FakeGpu, Start, WebUI
 from vae_help import HALF, untouched
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "double" / "scripts"
-NAMES = ("Enable", "Optimization Level", "VAE", "UNet", "Several GPUs")
+NAMES = ("Enable", "Optimization Level", "VAE", "UNet", "Several GPUs", "Upscaler")
 LABELS = [f"[ROCm SD] {name}" for name in NAMES]
 
 
@@ -44,12 +44,13 @@ def cells(webui: WebUI, label: str, values: list[str], *args: Any) -> list[tuple
 @pytest.mark.parametrize("tab", ["txt2img", "img2img"])
 def test_axes_are_listed(webui: WebUI, tab: str) -> None:
     options = {x.label: x for x in plot(webui, tab).current_axis_options}
-    assert list(options)[-5:] == LABELS
+    assert list(options)[-6:] == LABELS
     assert options["Nothing"] is not None
     assert [options[label].choices() for label in LABELS] == [
         ["True", "False"],
         ["Auto", "Performance", "Memory"],
         ["Off", "Auto", "Always banded"],
+        ["Off", "Auto"],
         ["Off", "Auto"],
         ["Off", "Auto"],
     ]

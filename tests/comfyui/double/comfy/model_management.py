@@ -24,6 +24,10 @@ def get_free_memory(dev=None, torch_free_too=False):
     return 1 << 40
 
 
+def free_memory(memory_required, device, keep_loaded=[]):  # noqa: B006
+    _required.append(memory_required)
+
+
 def load_models_gpu(
     models,
     memory_required=0,

@@ -11,7 +11,7 @@ import torch
 from modules import shared
 
 cpu = torch.device("cpu")
-device = cpu
+device = device_esrgan = cpu
 dtype = torch.float32
 dtype_vae = torch.float32
 dtype_unet = torch.float32

@@ -17,6 +17,7 @@ from PIL import Image
 from modules import (
     devices,
     errors,
+    images,
     infotext_utils,
     paths,
     script_callbacks,
@@ -63,16 +64,44 @@ class StableDiffusionProcessing:
     refiner_checkpoint: str | None = None
     sampler_name: str | None = None
     do_not_save_samples: bool = False
+    is_api: bool = field(default=False, init=False)
+    scripts_value: Any = field(default=None, init=False)
+    script_args_value: tuple = field(default=(), init=False)
+    scripts_setup_complete: bool = field(default=False, init=False)
 
     def __post_init__(self):
-        self.scripts = None
-        self.script_args: tuple = ()
         self.comments: dict = {}
         self.iteration = 0
         self.decoded: list = []
 
     def close(self):
         self.sd_model = None
+
+    @property
+    def scripts(self):
+        return self.scripts_value
+
+    @scripts.setter
+    def scripts(self, value):
+        self.scripts_value = value
+        self._set_up()
+
+    @property
+    def script_args(self):
+        return self.script_args_value
+
+    @script_args.setter
+    def script_args(self, value):
+        self.script_args_value = value
+        self._set_up()
+
+    def _set_up(self):
+        if self.scripts_value and self.script_args_value and not self.scripts_setup_complete:
+            self.setup_scripts()
+
+    def setup_scripts(self):
+        self.scripts_setup_complete = True
+        self.scripts.setup_scrips(self, is_ui=not self.is_api)
 
     def comment(self, text):
         self.comments[text] = 1
@@ -131,6 +160,7 @@ class StableDiffusionProcessing:
 class StableDiffusionProcessingTxt2Img(StableDiffusionProcessing):
     enable_hr: bool = False
     hr_scale: float = 2.0
+    hr_upscaler: str | None = None
     denoising_strength: float = 0.75
 
     def sample(
@@ -147,15 +177,30 @@ class StableDiffusionProcessingTxt2Img(StableDiffusionProcessing):
         samples = self._denoise(x, 0, conditioning, unconditional_conditioning)
         if not self.enable_hr or state.interrupted:
             return samples
-        samples = torch.nn.functional.interpolate(
-            samples, scale_factor=self.hr_scale, mode="nearest"
-        )
+        if self.hr_upscaler is None:
+            samples = torch.nn.functional.interpolate(
+                samples, scale_factor=self.hr_scale, mode="nearest"
+            )
+        else:
+            samples = self._upscaled(decode_latent_batch(self.sd_model, samples))
         noise = self._noise(seeds, samples.shape[2] * opt_f, samples.shape[3] * opt_f)
         self._before_every(samples, conditioning, unconditional_conditioning)
         start = self.steps - int(self.steps * self.denoising_strength)
         mixed = samples + noise * self.denoising_strength
         samples = self._denoise(mixed, start, conditioning, unconditional_conditioning)
         return decode_latent_batch(self.sd_model, samples, check_for_nans=True)
+
+    def _upscaled(self, decoded_samples):
+        """By an upscaler of pictures: from each its latents."""
+        made = []
+        for sample in torch.clamp((torch.stack(list(decoded_samples)) + 1.0) / 2.0, 0.0, 1.0):
+            pixels = (255.0 * np.moveaxis(sample.float().cpu().numpy(), 0, 2)).astype(np.uint8)
+            width, height = (int(side * self.hr_scale) for side in (self.width, self.height))
+            image = images.resize_image(
+                0, Image.fromarray(pixels), width, height, upscaler_name=self.hr_upscaler
+            )
+            made.append(np.moveaxis(np.array(image).astype(np.float32) / 255.0, 2, 0))
+        return images_tensor_to_samples(torch.from_numpy(np.array(made)))
 
     def _before_every(self, x, c, uc):
         if self.scripts is not None:
@@ -165,10 +210,13 @@ class StableDiffusionProcessingTxt2Img(StableDiffusionProcessing):
 @dataclass(repr=False)
 class StableDiffusionProcessingImg2Img(StableDiffusionProcessing):
     init_images: list = field(default_factory=list)
+    resize_mode: int = 0
     denoising_strength: float = 0.75
 
     def init(self, all_prompts, all_seeds, all_subseeds):
-        pixels = np.asarray(self.init_images[0].convert("RGB"), dtype=np.float32) / 255.0
+        image = self.init_images[0].convert("RGB")
+        image = images.resize_image(self.resize_mode, image, self.width, self.height)
+        pixels = np.asarray(image, dtype=np.float32) / 255.0
         image = torch.from_numpy(np.moveaxis(pixels, 2, 0).copy())[None]
         self.init_latent = images_tensor_to_samples(image, model=self.sd_model)
 

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import gradio as gr
 
-from modules import errors, extensions, paths, script_callbacks, script_loading
+from modules import (
+    errors,
+    extensions,
+    paths,
+    script_callbacks,
+    script_loading,
+    scripts_postprocessing,
+)
 
 AlwaysVisible = object()
 
@@ -53,6 +60,9 @@ class Script:
     def show(self, is_img2img):
         return True
 
+    def setup(self, p, *args):
+        pass
+
     def before_process(self, p, *args):
         pass
 
@@ -89,13 +99,15 @@ class Script:
 
 current_basedir = paths.script_path
 scripts_data = []
+postprocessing_scripts_data = []
 ScriptClassData = namedtuple("ScriptClassData", ["script_class", "path", "basedir", "module"])
 
 
 def load_scripts():
     """Clears all callbacks; executes each extension's scripts, its folder on sys.path just then."""
-    global current_basedir, scripts_txt2img, scripts_img2img
+    global current_basedir, scripts_txt2img, scripts_img2img, scripts_postproc
     scripts_data.clear()
+    postprocessing_scripts_data.clear()
     script_callbacks.clear_callbacks()
     syspath = sys.path
     for extension in extensions.active():
@@ -105,8 +117,13 @@ def load_scripts():
                 current_basedir = extension.path
                 module = script_loading.load_module(path)
                 for value in module.__dict__.values():
-                    if isinstance(value, type) and issubclass(value, Script):
-                        scripts_data.append(ScriptClassData(value, path, extension.path, module))
+                    if not isinstance(value, type):
+                        continue
+                    data = ScriptClassData(value, path, extension.path, module)
+                    if issubclass(value, Script):
+                        scripts_data.append(data)
+                    elif issubclass(value, scripts_postprocessing.ScriptPostprocessing):
+                        postprocessing_scripts_data.append(data)
             except Exception:
                 errors.report(f"Error loading script: {Path(path).name}", exc_info=True)
             finally:
@@ -114,6 +131,7 @@ def load_scripts():
                 current_basedir = paths.script_path
     scripts_txt2img = ScriptRunner()
     scripts_img2img = ScriptRunner()
+    scripts_postproc = scripts_postprocessing.ScriptPostprocessingRunner()
 
 
 class ScriptRunner:
@@ -206,6 +224,9 @@ class ScriptRunner:
             except Exception:
                 errors.report(f"Error running {method}: {script.filename}", exc_info=True)
 
+    def setup_scrips(self, p, *, is_ui=True):
+        self._each("setup", p)
+
     def before_process(self, p):
         self._each("before_process", p)
 
@@ -249,6 +270,7 @@ class ScriptRunner:
 
 scripts_txt2img = None
 scripts_img2img = None
+scripts_postproc = None
 
 
 def reload_script_body_only():

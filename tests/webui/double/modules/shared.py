@@ -128,6 +128,9 @@ opts = Options(
         "enable_pnginfo": OptionInfo(True),
         "samples_save": OptionInfo(False),
         "auto_vae_precision": OptionInfo(True),
+        "ESRGAN_tile": OptionInfo(192),
+        "ESRGAN_tile_overlap": OptionInfo(8),
+        "upscaler_for_img2img": OptionInfo(None),
     },
     restricted_opts=set(),
 )
@@ -137,5 +140,6 @@ parallel_processing_allowed = False
 loaded_hypernetworks = []
 xformers_available = False
 sd_model = None
+sd_upscalers = []
 demo = None
 prompt_styles = SimpleNamespace()

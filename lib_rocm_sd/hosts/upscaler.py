@@ -1,0 +1,114 @@
+"""An upscaling network of ours in a host, which gives it whole pictures.
+
+Hosts cut pictures into tiles, since their own network takes more memory the larger a picture is.
+Ours makes bands by itself, without seams. What ours cannot compute goes back to the host, which
+begins again with its own tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
+from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.modules.stand_in import StandIn, UnknownModuleError, brief
+from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.dtypes import HALVES
+from lib_rocm_sd.upscaler.program import Upscaler
+from lib_rocm_sd.vae.bands import Interrupted, Overflow
+from lib_rocm_sd.vae.policy import FREE_SHARE
+
+Shape = Sequence[int]
+
+
+class LeftError(Exception):
+    """The host has to upscale a picture; the message says why."""
+
+
+class UpscalerStandIn(StandIn):
+    """Stands in for the forward of a network within `whole`. The network's own is never called:
+    the host knows how.
+    """
+
+    passed_on = (MemoryError, Interrupted)
+
+    def __init__(self, network: nn.Module, session: Session, **watched: Any) -> None:
+        super().__init__(network)
+        weights = next(network.parameters(), torch.empty(0))
+        self._dtype = weights.dtype if weights.dtype in HALVES else torch.float16
+        self.program = Upscaler(network, self._dtype)
+        self._session, self._watched = session, watched
+        self._why = "it is not called with one picture"
+
+    @property
+    def manner(self) -> str:
+        """How the last picture was made, for people."""
+        plan = self.program.last_plan
+        return "whole picture" if plan is None or plan.whole else "bands"
+
+    def needed_bytes(self, shape: Shape, device: torch.device) -> int:
+        """Device memory that has to be free for a picture (C, H, W) to be made at once. Kernels are
+        compiled and tested now where they were not. LeftError where ours cannot make it.
+        """
+        (height, width), session = shape[-2:], self._session
+        try:
+            plan = self.program.prepare(
+                height, width, self._dtype, device, session=session, mode="whole"
+            )
+        except UnknownModuleError as error:
+            raise LeftError("; ".join(brief(error.reasons))) from None
+        return int(plan.peak_bytes / (session.policy.workspace_share or FREE_SHARE))
+
+    def asked(self, *args: Any, **kwargs: Any) -> Any:
+        one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
+        return args[0] if one else None
+
+    def refusal(self, *args: Any, **kwargs: Any) -> str:
+        unusable = engine.usable(args[0].device, CONVS["3x3"], self._session)
+        return super().refusal(*args) or "; ".join(unusable)
+
+    def serve(self, asked: torch.Tensor) -> torch.Tensor:
+        """What the network gives for one picture (N, C, H, W)."""
+        return self.program(asked, session=self._session, **self._watched)
+
+    def failed(self, error: Exception) -> str:
+        why = str(error) if isinstance(error, Overflow) else trouble.once(error)
+        return f"ours failed: {why}"
+
+    def tell(self, why: str) -> None:
+        self._why = why
+
+    def theirs(self, *args: Any, **kwargs: Any) -> Any:
+        raise LeftError(self._why)
+
+
+@contextmanager
+def whole(model: Any, session: Session, **watched: Any) -> Iterator[UpscalerStandIn]:
+    """Within it the network of a spandrel descriptor, which a host calls with whole pictures, is
+    ours. `watched`: `progress` and `interrupt` of Upscaler.
+
+    Raises LeftError where it cannot be, also for want of memory; Interrupted.
+    """
+    network = getattr(model, "model", None)
+    if not isinstance(network, nn.Module):
+        raise LeftError("it is no network that spandrel has loaded")
+    stand_in = UpscalerStandIn(network, session, **watched)
+    other = stand_in.put_in()
+    if other:
+        raise LeftError(f"another extension has replaced its forward ({other})")
+    try:
+        yield stand_in
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise LeftError(f"there is too little memory ({trouble.once(error)})") from None
+    finally:
+        stand_in.take_out()

@@ -1,0 +1,163 @@
+"""Upscaling networks in the WebUI, of ESRGAN's family: in hires fix, Extras, img2img and scripts.
+
+The seam is the function that walks a picture in tiles, `upscale_with_model`, in each Python module
+that has it. Where the network is ours it is called for the whole picture, as by a tile size of 0 in
+the WebUI's settings; else as it was called.
+
+Read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd, lllyasviel/stable-diffusion-webui-forge
+dfdcbab6 and Panchovix/stable-diffusion-webui-reForge a697b2d3, modules/upscaler_utils.py: the same
+in all. In Haoming02/sd-webui-forge-classic 17d104b6 it may compose tiles on the GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lib_rocm_sd import report
+from lib_rocm_sd.hosts.ui.options import DEFAULTS, UPSCALER_MODES, Options
+from lib_rocm_sd.hosts.upscaler import LeftError, whole
+from lib_rocm_sd.hosts.webui import host, settings, vae
+from lib_rocm_sd.hosts.webui import session as a1111_session
+from lib_rocm_sd.hosts.webui.progress import Watch
+from lib_rocm_sd.modules.patches import Patch, put, take
+from lib_rocm_sd.upscaler.program import PART
+from lib_rocm_sd.vae.bands import Interrupted
+
+WALK = "upscale_with_model"
+
+
+@dataclass
+class Turn:
+    """One generation, or one picture of Extras. `is_begun`: pictures are made; a script may upscale
+    before. `asked`: something was upscaled, ours or not.
+    """
+
+    is_begun: bool = False
+    asked: bool = False
+    ran: dict[str, None] = field(default_factory=dict)
+    left: dict[str, None] = field(default_factory=dict)
+
+
+class Walk:
+    """Stands in for `theirs`, the WebUI's function."""
+
+    def __init__(self, theirs: Callable[..., Any], upscale: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, theirs)
+        self.theirs, self._upscale = theirs, upscale
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._upscale(self.theirs, *args, **kwargs)
+
+
+class UpscalerSession:
+    """Who runs upscaling networks, for this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._patches: list[Patch] = []
+        self._told: set[str] = set()
+        self.turn = Turn()
+        self.is_wanted = False
+        """Whether networks are to be ours where they can."""
+
+    def take_over(self) -> None:
+        """Callback, before the UI is created, when every script and extension is loaded."""
+        for module in host.python_modules():
+            theirs = vars(module).get(WALK)
+            if callable(theirs) and not isinstance(theirs, Walk):
+                self._patches.append(put(module, WALK, Walk(theirs, self._upscale)))
+        self.end()
+
+    def unload(self) -> None:
+        """Leave each place as it is without us."""
+        self.is_wanted = False
+        while self._patches:
+            take(self._patches.pop())
+
+    def set_up(self, options: Options) -> None:
+        """A generation is asked for; a script may upscale before its first picture is begun."""
+        self.turn = Turn()
+        self.establish(options)
+
+    def begin(self) -> None:
+        """Its pictures are begun, or those of another that had no `set_up`."""
+        if self.turn.is_begun:
+            self.turn = Turn()
+        self.turn.is_begun = True
+
+    def establish(self, options: Options) -> None:
+        """Make what `options` ask for hold from now on."""
+        asked = options.enable and UPSCALER_MODES[options.upscaler] and bool(self._patches)
+        self.is_wanted = asked and settings.current().upscaler
+
+    def end(self) -> None:
+        """The generation has ended. Who upscales in between has ours, where the settings allow it,
+        as attention is.
+        """
+        self.establish(DEFAULTS)
+
+    def serves(self, data: Any) -> bool:
+        """Whether networks of an installed upscaler (the WebUI's UpscalerData) may be ours."""
+        module = sys.modules.get(type(data.scaler).__module__)
+        path = str(getattr(data, "local_data_path", "") or "")
+        return isinstance(getattr(module, WALK, None), Walk) and Path(path).is_file()
+
+    def news(self) -> list[str]:
+        """What went otherwise than asked in this generation, and has not been told before."""
+        fresh = [message for message in self.turn.left if message not in self._told]
+        self._told.update(fresh)
+        return fresh
+
+    def _upscale(self, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The picture (PIL.Image.Image) that `theirs` makes of another by a network."""
+        self.turn.asked = True
+        watch = Watch(PART, may_stop=True, patience_s=0.0)
+        if not self.is_wanted or watch.interrupted:
+            return theirs(*args, **kwargs)
+        call = inspect.signature(theirs).bind(*args, **kwargs)
+        try:
+            with self._lock, watch:
+                return self._whole(theirs, call, watch)
+        except Interrupted:
+            return call.arguments["img"]  # what the WebUI gives where its tiles are interrupted
+        except LeftError as left:
+            self._leave(f"an upscaler was left to the WebUI: {left}")
+        return theirs(*args, **kwargs)
+
+    def _whole(self, theirs: Callable[..., Any], call: inspect.BoundArguments, watch: Watch) -> Any:
+        with whole(
+            call.arguments["model"],
+            a1111_session.current(),
+            progress=watch.progress,
+            interrupt=watch.interrupt,
+        ) as ours:
+            picture = theirs(*call.args, **{**call.kwargs, "tile_size": 0})
+        self.turn.ran[ours.manner] = None
+        return picture
+
+    def _leave(self, message: str) -> None:
+        self.turn.left[message] = None
+        report.event(message)
+        host.say_once(message)
+
+
+def why_not(options: Options) -> list[str]:
+    """Why no network will be ours in a picture that is made with `options`; empty if one may be."""
+    if not options.enable:
+        return ["Enable is off"]
+    if not UPSCALER_MODES[options.upscaler]:
+        return ["Upscaler is Off"]
+    if not settings.current().upscaler:
+        return ["Settings > ROCm SD excludes the upscaler"]
+    return vae.refusals() or list(session.turn.left)
+
+
+session = UpscalerSession()
+"""The session of the process; survives "Reload UI"."""
