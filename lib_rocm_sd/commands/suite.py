@@ -38,19 +38,26 @@ from lib_rocm_sd.lab.methods import DoggettxLike, SubQuadraticLike
 from lib_rocm_sd.lab.rows import GOES_ON, Row, TextTable, say, write_json, write_whole
 from lib_rocm_sd.lab.suite import captions, document, page, quality, run, serving, workloads
 from lib_rocm_sd.lab.suite.document import SuiteDocument
-from lib_rocm_sd.lab.suite.painter import Painter, loaded_painter, random_painter
+from lib_rocm_sd.lab.suite.painter import (
+    Enlarger,
+    Painter,
+    enlarger,
+    loaded_painter,
+    random_painter,
+)
 from lib_rocm_sd.lab.suite.run import NotHere, Plan, Way
 from lib_rocm_sd.lab.suite.workloads import PRESETS, PROMPTS, WORKLOADS, Workload
 from lib_rocm_sd.lab.timing import FAILED, why
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs, problem_of
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.report import Report
+from lib_rocm_sd.upscaler.program import Upscaler
 
 RANDOM = "random weights"
 REQUESTS = 20
 """Of each scenario."""
 SCENARIO_WAYS = ("sdp", page.OURS)
-PARTS_OF_A_PICTURE = ("text encoder", "step", "decode", "host")
+PARTS_OF_A_PICTURE = ("text encoder", "step", "decode", "upscale", "host")
 """They stand in the result alone."""
 LOCK = "suite"
 TEXT = TextTable(
@@ -168,7 +175,7 @@ class _Suite:
         self.painter = cache(self._painter)
         if args.model:
             given = self._given()
-            chosen = [w for w in chosen if w.model == given.model]
+            chosen = [w for w in chosen if w.model in (given.model, workloads.ESRGAN)]
             if not chosen:
                 raise UsageError(f"{args.model.name} is {given.model}: no workload is of that")
         self.workloads = [w.small() if self.small else w for w in chosen]
@@ -199,7 +206,9 @@ class _Suite:
         except (OSError, ValueError) as error:
             raise UsageError(f"--captions {told(self.args.captions, error)}") from error
 
-    def _painter(self, model: str) -> Painter:
+    def _painter(self, model: str) -> Painter | Enlarger:
+        if model == workloads.ESRGAN:
+            return enlarger(self.device, getattr(torch, self.dtype), self.small)
         if self.args.model is not None:
             return self._given()
         return random_painter(model, self.device, getattr(torch, self.dtype), self.small)
@@ -261,7 +270,9 @@ class _Suite:
         for name in (name for name in SCENARIO_WAYS if name in plan.ways):
             row = Row("offline", workload.name, name, "pictures/s")
             try:
-                painters = self._copies(plan.painters(workload.model))
+                painter = plan.painters(workload.model)
+                assert isinstance(painter, Painter)
+                painters = self._copies(painter)
                 with _all_by(plan.ways[name], painters):
                     paints = [partial(_paint, each, workload, self.prompts) for each in painters]
                     plan.told(f"{workload.name}: {name}, {requests} requests at once")
@@ -390,6 +401,7 @@ def _by_method(method: Any, pipeline: Any) -> Iterator[Callable[[], str]]:
     """The UNet's attention by a method that WebUI users pick."""
     from diffusers.models.attention_processor import Attention
 
+    _check_unet(pipeline)
     own = [part for part in pipeline.unet.modules() if isinstance(part, Attention)]
     before = [part.processor for part in own]
     try:
@@ -401,14 +413,29 @@ def _by_method(method: Any, pipeline: Any) -> Iterator[Callable[[], str]]:
             part.processor = processor
 
 
+def _check_unet(pipeline: Any) -> None:
+    if not hasattr(pipeline, "unet"):
+        raise NotHere("an upscaler has no attention")
+
+
 @contextmanager
 def _ours(unet: bool, pipeline: Any) -> Iterator[Callable[[], str]]:
     """Raises NotHere where nothing of ours runs on the device."""
-    reasons = engine.usable(pipeline.unet.device)
+    if not unet:
+        _check_unet(pipeline)
+    own = getattr(pipeline, "upscaler", None)
+    reasons = engine.usable((pipeline.unet if own is None else next(own.parameters())).device)
     if reasons:
         raise NotHere("; ".join(reasons))
     report = Report()
     session = Session.of("Auto", report=report)
+    if own is not None:
+        pipeline.upscaler = partial(Upscaler(own), session=session.patiently())
+        try:
+            yield lambda: " ".join(report.summary().split())
+        finally:
+            pipeline.upscaler = own
+        return
     options: dict[str, Any] = {"unet": unet, "vae": unet, "session": session}
     with patched(pipeline, wait=True, compare=False, **options):
         yield lambda: " ".join(report.summary().split())

@@ -21,8 +21,15 @@ from lib_rocm_sd.commands.little_model import MODEL
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.suite import captions, document, quality, run, serving
 from lib_rocm_sd.lab.suite.document import SuiteDocument
-from lib_rocm_sd.lab.suite.painter import Painter, loaded_painter, random_painter
+from lib_rocm_sd.lab.suite.painter import (
+    Enlarger,
+    Painter,
+    enlarger,
+    loaded_painter,
+    random_painter,
+)
 from lib_rocm_sd.lab.suite.workloads import (
+    ESRGAN,
     PRESETS,
     PROMPTS,
     SD15,
@@ -37,27 +44,32 @@ ARGUMENTS = ("suite", "--preset", "standard", "--workload", "SD 1.5 512x512")
 
 
 @pytest.fixture(scope="module")
-def painters() -> dict[str, Painter]:
-    return {name: random_painter(name, CPU, torch.float32, small=True) for name in (SD15, SDXL)}
+def painters() -> dict[str, Painter | Enlarger]:
+    every: dict[str, Painter | Enlarger] = {ESRGAN: enlarger(CPU, torch.float32, small=True)}
+    return every | {n: random_painter(n, CPU, torch.float32, small=True) for n in (SD15, SDXL)}
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 def test_every_workload_makes_its_pictures(
-    workload: Workload, painters: dict[str, Painter]
+    workload: Workload, painters: dict[str, Painter | Enlarger]
 ) -> None:
     small = workload.small()
     painter = painters[small.model]
     if small.kind == "lora":
         pytest.importorskip("peft", reason="peft is not installed (requirements/test.txt has it)")
+        assert isinstance(painter, Painter)
         painter = painter.with_lora()
     shot = painter.paint(small, PROMPTS)
-    times = 2 if small.kind == "hires" else 1
+    times = {"hires": 2, "upscale": 4}.get(small.kind, 1)
     assert [image.size for image in shot.images] == [
         (times * small.width, times * small.height)
     ] * small.batch
     later = int(small.steps * 0.7) if small.kind == "hires" else 0
-    assert len(shot.steps) == (0 if small.kind == "decode" else small.steps + later)
-    assert shot.seconds >= shot.decode > 0 and bool(shot.text) == (small.kind != "decode")
+    without_steps = small.kind in ("decode", "upscale")
+    assert len(shot.steps) == (0 if without_steps else small.steps + later)
+    assert shot.seconds >= shot.decode + shot.upscale > 0
+    assert bool(shot.text) == (not without_steps)
+    assert bool(shot.upscale) == (small.kind == "upscale") != bool(shot.decode)
     again = painter.paint(small, PROMPTS)
     assert quality.distance(shot.images[0], again.images[0]).largest == 0
 
@@ -80,7 +92,7 @@ def test_a_run_writes_all_that_it_measured(
     made = document.read(path)
     assert made.complete and made.about["dtype"] == "float32"
     assert made.about["model"] == "random weights, small"
-    assert {row.test for row in made.rows} == set(document.PARTS) - {"CLIP score"}
+    assert {row.test for row in made.rows} == set(document.PARTS) - {"CLIP score", "upscale"}
     whole = {row.way: row for row in made.rows if row.test == "picture"}
     assert whole["sdp"].largest == 0 and whole["sdp"].first > 0 and whole["sdp"].cpu_ms > 0
     assert 0 <= whole["Doggettx-like"].largest <= 2
@@ -125,7 +137,7 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(
     assert "ours" in told.out
 
 
-def test_a_card_that_disappears_is_a_reason(painters: dict[str, Painter]) -> None:
+def test_a_card_that_disappears_is_a_reason(painters: dict[str, Painter | Enlarger]) -> None:
     def gone(pipeline: Any) -> Any:
         raise RuntimeError("HIP error: the device was lost")
 
@@ -144,6 +156,21 @@ def test_a_card_that_disappears_is_a_reason(painters: dict[str, Painter]) -> Non
         "RuntimeError: HIP error: the device was lost"
     ]
     assert any(row.median > 0 for row in rows if row.way == "sdp")
+
+
+def test_an_upscaler_by_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program runs on a CPU by torch's convolutions."""
+    monkeypatch.setattr(command.engine, "usable", lambda device: [])
+    workload = next(w for w in WORKLOADS if w.kind == "upscale").small()
+    painter = enlarger(CPU, torch.float32, small=True)
+    module, plain = painter.pipeline.upscaler, painter.paint(workload, PROMPTS)
+    with command.WAYS["ours"](painter.pipeline):
+        made = painter.paint(workload, PROMPTS)
+    assert painter.pipeline.upscaler is module
+    assert quality.distance(plain.images[0], made.images[0]).largest <= 1
+    for name in ("Doggettx-like", "ours: attention"):
+        with pytest.raises(run.NotHere, match="has no attention"):
+            command.WAYS[name](painter.pipeline).__enter__()
 
 
 def test_two_at_once_are_refused() -> None:
@@ -242,7 +269,7 @@ def test_an_error_of_a_card_ends_a_scenario() -> None:
         raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        serving.offline(Row(), [fails, lambda number: None], 3, 1)
+        serving.offline(Row(), [fails, fails], 3, 1)
 
 
 # -- figures --------------------------------------------------------------------------------------

@@ -20,7 +20,17 @@ COLUMNS = Columns(
 """Of a row. `energy_j`: of a picture. Distances are from the same picture in float32. What a
 machine has no sensor for is null.
 """
-PARTS = ("picture", "text encoder", "step", "decode", "host", "offline", "server", "CLIP score")
+PARTS = (
+    "picture",
+    "text encoder",
+    "step",
+    "decode",
+    "upscale",
+    "host",
+    "offline",
+    "server",
+    "CLIP score",
+)
 UNITS = ("s", "ms", "pictures/s", "score")
 PAGE = "Speed test tab:"
 """What workloads of the WebUI's tab begin with."""

@@ -13,9 +13,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from PIL import Image
 
 from lib_rocm_sd.lab import model_cases, models
 from lib_rocm_sd.lab.suite.workloads import (
@@ -27,6 +29,7 @@ from lib_rocm_sd.lab.suite.workloads import (
     Workload,
 )
 from lib_rocm_sd.lab.timing import wait
+from lib_rocm_sd.lab.upscaler_models import RRDBNet, settle
 
 TOKENS, FACTOR = 77, 8
 _TEXT = {
@@ -57,12 +60,13 @@ class Shot:
     text: float = 0.0
     steps: list[float] = field(default_factory=list)
     decode: float = 0.0
+    upscale: float = 0.0
     host: float = 0.0
     cpu: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.text + sum(self.steps) + self.decode + self.host
+        return self.text + sum(self.steps) + self.decode + self.upscale + self.host
 
 
 class Painter:
@@ -223,7 +227,46 @@ def _tokens(prompt: str) -> torch.Tensor:
     return torch.randint(0, 49_000, (TOKENS,), generator=generator)
 
 
+class Enlarger:
+    """A Painter for an upscaler: RRDBNet x4 of ESRGAN's size with random weights. Its `pipeline`
+    has nothing but the `upscaler`.
+    """
+
+    random = True
+
+    def __init__(self, module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+        self.device, self.dtype = device, dtype
+        self.pipeline = SimpleNamespace(upscaler=module.to(device, dtype))
+
+    def in_float32(self) -> Enlarger:
+        """A copy with the same weights in float32."""
+        module = copy.deepcopy(self.pipeline.upscaler)
+        return Enlarger(module, torch.float32, self.device)
+
+    @torch.no_grad()
+    def paint(self, workload: Workload, prompts: Sequence[str]) -> Shot:
+        """A picture with four times as many pixels each way as one drawn from SEED."""
+        shape = (workload.batch, 3, workload.height, workload.width)
+        values = torch.rand(shape, generator=torch.Generator("cpu").manual_seed(SEED))
+        wait(self.device)
+        begin = time.perf_counter()
+        made = self.pipeline.upscaler(values.to(self.device, self.dtype))
+        wait(self.device)
+        shot = Shot(upscale=time.perf_counter() - begin)
+        pixels = (made.float().clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+        shot.images = [Image.fromarray(each) for each in pixels]
+        shot.host = time.perf_counter() - begin - shot.upscale
+        return shot
+
+
 # -- models ---------------------------------------------------------------------------------------
+
+
+def enlarger(device: torch.device, dtype: torch.dtype, small: bool) -> Enlarger:
+    """An upscaler with random weights; `small`: of few channels."""
+    torch.manual_seed(SEED)
+    module = RRDBNet(width=16, blocks=1) if small else RRDBNet()
+    return Enlarger(settle(module), dtype, device)
 
 
 def random_painter(

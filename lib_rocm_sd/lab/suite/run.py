@@ -16,7 +16,7 @@ import torch
 from lib_rocm_sd.lab.rows import NAN, Row, spread
 from lib_rocm_sd.lab.sensors import Source, Summary, Watch, measured_power
 from lib_rocm_sd.lab.suite import quality
-from lib_rocm_sd.lab.suite.painter import Painter, Shot
+from lib_rocm_sd.lab.suite.painter import Enlarger, Painter, Shot
 from lib_rocm_sd.lab.suite.workloads import Workload
 from lib_rocm_sd.lab.timing import FAILED, Peak, clean, no_tf32, why
 
@@ -38,7 +38,7 @@ class Plan:
     """
 
     workloads: Sequence[Workload]
-    painters: Callable[[str], Painter]
+    painters: Callable[[str], Painter | Enlarger]
     ways: Mapping[str, Way]
     sensors: Callable[[], Source | str]
     turns: int
@@ -71,7 +71,7 @@ def _of_workload(plan: Plan, workload: Workload) -> Iterator[Row]:
     tallies = {name: _Tally() for name in plan.ways}
     try:
         painter = plan.painters(workload.model)
-        if workload.kind == "lora":
+        if isinstance(painter, Painter) and workload.kind == "lora":
             painter = painter.with_lora()
         plan.told(f"{workload.name}: in float32")
         exact, absent = _exact(painter, workload, plan.prompts)
@@ -94,7 +94,9 @@ def _of_workload(plan: Plan, workload: Workload) -> Iterator[Row]:
         yield from _finished(workload, name, tally, distances.get(name), absent, count)
 
 
-def _exact(painter: Painter, workload: Workload, prompts: Sequence[str]) -> tuple[Any, str]:
+def _exact(
+    painter: Painter | Enlarger, workload: Workload, prompts: Sequence[str]
+) -> tuple[Any, str]:
     """The workload's first picture in float32, or why there is none."""
     try:
         with no_tf32():
@@ -105,7 +107,9 @@ def _exact(painter: Painter, workload: Workload, prompts: Sequence[str]) -> tupl
         clean(painter.device)
 
 
-def _take_turn(plan: Plan, workload: Workload, painter: Painter, name: str, tally: _Tally) -> None:
+def _take_turn(
+    plan: Plan, workload: Workload, painter: Painter | Enlarger, name: str, tally: _Tally
+) -> None:
     """One picture that does not count, and those that do; or why there are none."""
     if tally.reason:
         return
@@ -156,12 +160,18 @@ def _finished(
     if apart is not None:
         row = replace(row, psnr=apart.psnr, ssim=apart.ssim, flip=apart.flip, largest=apart.largest)
     yield row
-    parts = {"decode": [shot.decode for shot in tally.shots]}
-    if steps:
-        texts, hosts = ([getattr(s, part) for s in tally.shots] for part in ("text", "host"))
-        parts = {"text encoder": texts, "step": steps, **parts, "host": hosts}
-    for part, seconds in parts.items():
-        yield Row(part, workload.name, name, "ms", **spread(seconds, 1000.0))
+    parts = {
+        part: [getattr(shot, field) for shot in tally.shots]
+        for part, field in (
+            ("text encoder", "text"),
+            ("decode", "decode"),
+            ("upscale", "upscale"),
+            ("host", "host"),
+        )
+    }
+    for part, seconds in {**parts, "step": steps}.items():
+        if any(seconds):
+            yield Row(part, workload.name, name, "ms", **spread(seconds, 1000.0))
 
 
 def idle_power_w(source: Source | str, device: torch.device, seconds: float = 2.0) -> float:

@@ -30,13 +30,13 @@ LATENCY_LIMIT_S = 20.0
 MLPERF = "the settings of MLPerf Inference's text-to-image (SDXL, 1024x1024); no MLPerf result"
 HIRES_SHARE = 0.7
 """Denoising strength of a hires fix, as the WebUI begins with."""
-KINDS = ("picture", "hires", "lora", "decode")
 
 
 @dataclass(frozen=True)
 class Workload:
     """One thing that users do. `width`, `height`: of the picture in pixels; of a hires fix, of the
-    first pass, and the picture has twice as many each way. `like`: what it can be compared with.
+    first pass, and of an upscaler, of what it is given. `kind`: "picture", "hires", "lora",
+    "decode" or "upscale". `like`: what it can be compared with.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Workload:
 
     def small(self) -> Workload:
         """The same with an eighth of the pixels each way, or less, and few steps: for a CPU."""
-        part = 16 if self.kind == "decode" else 8
+        part = 16 if self.kind in ("decode", "upscale") else 8
         sides = {"width": max(self.width // part, 64), "height": max(self.height // part, 64)}
         return Workload(**{**asdict(self), **sides, "steps": min(self.steps, 3)})
 
 
-SD15, SDXL = "SD 1.5", "SDXL"
+SD15, SDXL, ESRGAN = "SD 1.5", "SDXL", "ESRGAN"
 WORKLOADS = (
     Workload("SD 1.5 512x512", SD15, 512, 512),
     Workload("SD 1.5 512x512, 4 at once", SD15, 512, 512, batch=4),
@@ -70,6 +70,7 @@ WORKLOADS = (
     Workload("SD 1.5 decode 1024x1024", SD15, 1024, 1024, kind="decode"),
     Workload("SD 1.5 decode 2048x2048", SD15, 2048, 2048, kind="decode"),
     Workload("SD 1.5 decode 4096x4096", SD15, 4096, 4096, kind="decode"),
+    Workload("ESRGAN x4, 512x512 to 2048x2048", ESRGAN, 512, 512, kind="upscale"),
     Workload("SDXL 1024x1024", SDXL, 1024, 1024, like=MLPERF),
     Workload("SDXL 1024x1024, 4 at once", SDXL, 1024, 1024, batch=4, like=MLPERF),
     Workload("SDXL 1024x1024, LoRA", SDXL, 1024, 1024, kind="lora"),
