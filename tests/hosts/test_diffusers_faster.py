@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd.cards.batch import GuidanceSplit
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab.model_cases import CASES, Scene
 from lib_rocm_sd.modules import faster
@@ -22,6 +23,7 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 
 from lib_rocm_sd.hosts.diffusers import faster as hosted
 from lib_rocm_sd.hosts.diffusers import pipeline as host
+from lib_rocm_sd.hosts.diffusers.patch import Exchanging
 
 pytestmark = [needs_half, pytest.mark.usefixtures("fresh_cache", "card")]
 CPU, PICTURES = torch.device("cpu"), 5
@@ -174,15 +176,18 @@ def test_another_level_is_another_question(pixart: Pipeline) -> None:
         assert pixart.ours[-2:] == [False, True] and not patch.slower
 
 
-def test_forwards_that_ranks_share_are_not_compared(pixart: Pipeline) -> None:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return type(pixart.transformer).forward(pixart.transformer, *args, **kwargs)
-
-    forward.does_more = True  # type: ignore[attr-defined]
-    pixart.transformer.forward = forward
-    with host.patched(pixart):
-        pixart.pictures(PICTURES)
-    assert all(pixart.ours)
+@pytest.mark.parametrize(
+    "split", [Exchanging, lambda forward: GuidanceSplit.__new__(GuidanceSplit)]
+)
+def test_forwards_that_ranks_share_are_not_compared(pixart: Pipeline, split: Any) -> None:
+    """Each would decide by itself, by times in which it waits for the others."""
+    model = pixart.transformer
+    model.forward = split(model.forward)
+    with host.patched(pixart) as patch:
+        (contest,) = patch.contests.values()
+        with torch.no_grad():
+            contest.before(object(), (), {"hidden_states": torch.zeros(2, 4, 8, 8)})(True)
+    assert not faster._kinds
 
 
 def test_offloading_amid_it_costs_no_hook(pixart: Pipeline) -> None:

@@ -9,10 +9,12 @@ from weakref import WeakSet
 
 from torch import nn
 
+from lib_rocm_sd.cards.batch import GuidanceSplit
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.diffusers import components
 from lib_rocm_sd.hosts.diffusers.components import Attentions
+from lib_rocm_sd.hosts.diffusers.patch import Exchanging
 from lib_rocm_sd.hosts.timed import TimedCalls
 from lib_rocm_sd.modules.faster import Contest
 from lib_rocm_sd.unet.takeover import UnetTakeover
@@ -56,7 +58,7 @@ class _Ours:
 
     def setting(self) -> str | None:
         """The level, and what is ours; nothing where ranks compute a part each."""
-        if getattr(vars(self._model).get("forward"), "does_more", False):
+        if isinstance(vars(self._model).get("forward"), (Exchanging, GuidanceSplit)):
             return None
         return f"{self._session.level}, {self._attentions}, blocks: {len(self._taken)}"
 
