@@ -361,11 +361,11 @@ def _description(subject: torch.Tensor, args: Any, kwargs: Mapping[str, Any]) ->
 
 def _looks(model: nn.Module | None) -> str:
     """What a model is made of: adapters, processors with weights, and forwards that others have
-    replaced among it.
+    replaced among it; and where its weights are when a picture begins.
     """
     if model is None:
         return "no model"
-    found, count = Counter[str](), 0
+    found, count, places = Counter[str](), 0, set[str]()
     for module in model.modules():
         found[type(module).__qualname__] += 1
         forward = vars(module).get("forward")
@@ -373,9 +373,11 @@ def _looks(model: nn.Module | None) -> str:
             found[named(forward)] += 1
     for parameter in model.parameters():
         found[str(parameter.dtype)] += 1
+        places.add(parameter.device.type)
         count += parameter.numel()
     digest = cache.key_of(*(f"{name} {times}" for name, times in sorted(found.items())))
-    return f"{type(model).__name__} {digest[:16]}, {count} parameters"
+    where = " and ".join(sorted(places))
+    return f"{type(model).__name__} {digest[:16]}, {count} parameters on {where}"
 
 
 def _is_plain(forward: Any, module: nn.Module) -> bool:

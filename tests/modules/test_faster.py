@@ -273,6 +273,8 @@ def test_a_changed_model_is_measured_anew(card: Card) -> None:
     assert card.pictures(contest, 3) == [True, False, True]
     card.model.forward = lambda x: x  # as offloading, or another extension
     assert card.pictures(contest, 3) == [True, False, True]
+    card.model.to("meta")  # as weights that are brought when they are needed
+    assert card.pictures(contest, 3) == [True, False, True]
 
 
 def test_another_level_is_measured_anew(card: Card) -> None:
