@@ -29,8 +29,9 @@ pytestmark = [needs_half, pytest.mark.usefixtures("fresh_cache", "card")]
 CPU, PICTURES = torch.device("cpu"), 5
 """Enough for two of both sides, and one of who is faster."""
 SLOWER = (
-    *("SD 1.5, LoRA", "SD 1.5, LoRA, fused", "Kandinsky 2.2", "PixArt-Alpha 512x512", "SD 3"),
-    "SD 1.5, ControlNet",
+    *("SD 1.5, LoRA", "SD 1.5, LoRA, fused", "SD 1.5, IP-Adapter", "SD 1.5, ControlNet"),
+    *("SD 1.5, mask for the prompt", "SD 1.5, fused projections", "x4 upscaler", "Kandinsky 2.2"),
+    *("PixArt-Alpha 512x512", "SD 3, six blocks", "SD 3.5 medium, six blocks"),
 )
 MS = {"ours": 9.9, "theirs": 5.5}
 
