@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,6 +120,17 @@ def test_where_ours_cannot_run_nothing_is_timed(
     assert not faster._kinds
     monkeypatch.undo()
     assert not any("faster" in why for why in left())
+
+
+def test_where_no_block_is_ours_nothing_is_compared(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = host.UnetTakeover.report
+    monkeypatch.setattr(
+        host.UnetTakeover, "report", lambda self: [replace(row, ours=0) for row in report(self)]
+    )
+    theirs, clone = picture(model), with_ours(model)
+    assert all(near(picture(clone), theirs) for _ in range(PICTURES))
 
 
 def test_an_error_of_comfyuis_is_passed_on(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,9 +158,8 @@ class Blocks:
         """Why attention in blocks is called as it is; empty where it is ours."""
         self.rows: tuple[KindReport, ...] = ()
         """As they were when they were last ours."""
-        self._setting = ""
-        theirs = "ComfyUI's own code"
-        self._contest = Contest(unet, self._switch, lambda: self._setting, theirs, host.say)
+        self._asked = ""
+        self._contest = Contest(unet, self._switch, self._setting, "ComfyUI's own code", host.say)
 
     def timed(
         self,
@@ -171,9 +170,14 @@ class Blocks:
     ) -> Callable[[bool], None]:
         """As Contest.before: whose blocks are to be in this call."""
         attention = "ours" if isinstance(options.get(KEY), Override) else "ComfyUI's"
-        self._setting = f"{session.level}, attention is {attention}"
+        self._asked = f"{session.level}, attention is {attention}"
         nodes = {f"{kind} {name}": True for kind in CHANGES for name in options.get(kind) or ()}
         return self._contest.before(options.get("sample_sigmas"), args, {**kwargs, **nodes})
+
+    def _setting(self) -> str | None:
+        """What the call that is made asks for; None where no block can be ours."""
+        nothing = self._taken is not None and not any(row.ours for row in self.look())
+        return None if nothing else self._asked
 
     @property
     def why_theirs(self) -> str:

@@ -21,7 +21,7 @@ class TimedUnet:
     the WebUI's. `setting()`: as a Contest asks for it.
     """
 
-    def __init__(self, switch: Callable[[bool], None], setting: Callable[[], str]) -> None:
+    def __init__(self, switch: Callable[[bool], None], setting: Callable[[], str | None]) -> None:
         self._switch, self._setting = switch, setting
         self._contest: Contest | None = None
         self._calls: TimedCalls | None = None

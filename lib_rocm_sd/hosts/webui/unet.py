@@ -384,8 +384,10 @@ class UnetSession:
             if ours and isinstance(self._taken, ForgeTakeover):
                 self._taken.call_begins()
 
-    def _setting(self) -> str:
-        """What beside the model decides how fast a step is."""
+    def _setting(self) -> str | None:
+        """What beside the model decides how fast a step is; None where no block can be ours."""
+        if self._taken is not None and not counted(self.look())[0]:
+            return None
         unet, aside = host.unet_of(host.loaded_model()), _stands_aside(optimizer())
         hook = WebUIHook(aside) if host.forge() is None else ForgeHook(aside)
         assert unet is not None

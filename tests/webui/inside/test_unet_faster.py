@@ -92,6 +92,18 @@ def test_each_picture_of_a_batch_is_made_by_one(
     assert made[5:] == [{BLOCKS}, {0}]
 
 
+def test_where_no_block_is_ours_nothing_is_compared(
+    start: Start, gpu: FakeGpu, monkeypatch: Any
+) -> None:
+    """As of weights in float32."""
+    webui = start_timed(start, gpu, monkeypatch, 9.9)
+    unet_of(webui).float()
+    unet_of(webui).dtype = webui.devices.dtype_unet = torch.float32
+    for _ in range(PICTURES):
+        assert TIMED not in webui.txt2img(*AUTO).comments
+    assert not session_of(webui).trouble and not webui.errors_reported
+
+
 def test_who_measures_ours_has_it(start: Start, gpu: FakeGpu, monkeypatch: Any) -> None:
     """As the speed test does; the next picture knows the verdict from its first step on."""
     webui = start_timed(start, gpu, monkeypatch, 9.9)
