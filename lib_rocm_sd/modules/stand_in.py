@@ -67,7 +67,8 @@ class StandIn(ABC):
                 # Somebody kept it, and put it back after it was given back: it is the module's own.
                 del self.module.forward
                 current = ABSENT
-            if current is not ABSENT and not is_the_classs(current, self.module):
+            beneath = getattr(current, "lies_beneath", False) or is_the_classs(current, self.module)
+            if current is not ABSENT and not beneath:
                 self._serving = False
                 return named(current)
             self._patch = put(self.module, "forward", self)

@@ -7,9 +7,9 @@ this rank's rows, compute.py exchanges first, by `Calls.rows`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -27,6 +27,10 @@ class Rows(Protocol):
 
     def is_ours(self, module: nn.Module) -> bool:
         """Whether all ranks compute this block by its program."""
+        ...
+
+    def beneath(self, module: nn.Module) -> Callable[..., Any] | None:
+        """What exchanges for the forward of this module; None where only modules within do."""
         ...
 
     def begin(self, module: nn.Module) -> None:

@@ -178,6 +178,11 @@ class BlockStandIn(StandIn):
         able = self.is_put_in and self.reading.parts is not None and not self._barred
         return able and self._lacked != engine.drops and not self._why_not()
 
+    def theirs(self, *args: Any, **kwargs: Any) -> Any:
+        rows = divided.current()
+        beneath = None if rows is None else rows.beneath(self.module)
+        return super().theirs(*args, **kwargs) if beneath is None else beneath(*args, **kwargs)
+
     def _why_not(self) -> str:
         """Why no call of it is to be ours now."""
         spot = self._means.spot

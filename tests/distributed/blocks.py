@@ -99,6 +99,7 @@ def changes() -> dict[str, Any]:
         found["LoRA"] = _with_lora(group)
         found["IP-Adapter"] = _with_images(group)
         found["FreeU"] = _whole(group, lambda unet: unet.enable_freeu(0.9, 0.2, 1.2, 1.4))
+        found["another forward"] = _whole(group, _first_again)
         found["late LoRA"] = _whole(group, lambda unet: unet.add_adapter(_lora(), "one"))
         found["told"] = report.snapshot()["events"]
     return found
@@ -202,6 +203,11 @@ def _whole(group: Group, change: Callable[[Any], None]) -> bool:
         unet.half().requires_grad_(False)
         made = unet(**given).sample
     return torch.equal(made, unet(**given).sample) and parallel.whole_calls == 1
+
+
+def _first_again(unet: Any) -> None:
+    """Somebody puts back a forward that he has kept."""
+    unet.conv_in.forward = type(unet.conv_in).forward.__get__(unet.conv_in)
 
 
 def failing(rank: int) -> None:

@@ -13,8 +13,8 @@ pytest.importorskip("peft", reason="peft is not installed")
 from tests.distributed import blocks
 from tests.distributed.launch import launch, made
 
-BLOCKS = {"SD 1.5": 29, "SDXL": 22}
-"""How many are ours: all but the first and last layers, which are modules that exchange."""
+BLOCKS = {"SD 1.5": 32, "SDXL": 25}
+"""How many are ours: all."""
 UPS = {"SD 1.5": 2, "SDXL": 1}
 CASES: dict[tuple[float, ...], tuple[blocks.Place, ...]] = {
     (1.0, 2.0): (("SD 1.5", (37, 23)), ("SDXL", (32, 16))),
@@ -51,7 +51,7 @@ def test_a_block_is_ours_on_all_ranks_or_on_none(changed: Any) -> None:
     for rank in changed:
         apart, ours = rank["one rank only"]
         assert apart < 0.01 and ours == 0
-        assert [ours for _, ours in rank["lacking"]] == [29, 18, 29]
+        assert [ours for _, ours in rank["lacking"]] == [32, 21, 32]
         assert all(apart < 0.01 for apart, _ in rank["lacking"])
     assert any("no convolution of ours" in line for line in changed[1]["told"])
 
@@ -72,10 +72,11 @@ def test_what_people_add_is_divided_or_refused(changed: Any) -> None:
     for rank in changed:
         images, masked = rank["IP-Adapter"]
         assert max(*rank["LoRA"], *images) < 0.01
-        assert masked and rank["FreeU"] and rank["late LoRA"]
+        assert masked and rank["FreeU"] and rank["late LoRA"] and rank["another forward"]
         told = "\n".join(rank["told"])
         assert "an IP-Adapter has a mask, which is of the whole image" in told
         assert "FreeU transforms the whole image" in told
+        assert "the forward of conv_in is another than at first" in told
         assert "load adapters (LoRA) before patch_parallel" in told
 
 

@@ -82,7 +82,11 @@ RESIDUALS = (
 
 
 class Exchanging:
-    """A forward that exchanges what the module's needs, and so is no other computation."""
+    """A forward that exchanges what the module's needs, and so is no other computation. The program
+    of a block, where that is the module itself, goes into its place.
+    """
+
+    lies_beneath = True
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
@@ -102,7 +106,9 @@ class PatchParallel:
         self._agreement = Agreement(self._group)
         self._rows: RowSplit | None = None
         self._theirs: Callable[..., Any] = unet.forward
-        self._names = {module: name for name, module in unet.named_modules() if module._modules}
+        named = unet.named_modules()
+        self._names = {module: name for name, module in named if module._modules or "." not in name}
+        self._forwards: dict[nn.Module, Exchanging] = {}
         self._children = [dict(module._modules) for module in self._names]
         self.ours: frozenset[nn.Module] = frozenset()
         """The blocks that were computed by their programs in the last call, on all ranks."""
@@ -120,8 +126,13 @@ class PatchParallel:
             elif _attends_to_itself(module):
                 forwards += _Attended(self, name, module).forwards()
         self._theirs = self._unet.forward
-        forwards.append((self._unet, self._forward))
-        return [put(module, "forward", Exchanging(forward)) for module, forward in forwards]
+        self._forwards = {module: Exchanging(forward) for module, forward in forwards}
+        patches = [
+            put(module, "forward", forward)
+            for module, forward in self._forwards.items()
+            if not isinstance(vars(module).get("forward"), BlockStandIn)
+        ]
+        return [*patches, put(self._unet, "forward", Exchanging(self._forward))]
 
     def settle(self) -> None:
         """Raises ValueError where the ranks' calls did not belong together."""
@@ -145,6 +156,9 @@ class PatchParallel:
 
     def is_ours(self, module: nn.Module) -> bool:
         return module in self.ours
+
+    def beneath(self, module: nn.Module) -> Exchanging | None:
+        return self._forwards.get(module)
 
     def begin(self, module: nn.Module) -> None:
         self._block, self._asked = f"{self._names[module]}: ", 0
@@ -216,6 +230,10 @@ class PatchParallel:
             return "an IP-Adapter has a mask, which is of the whole image"
         if [module._modules for module in self._names] != self._children:
             return "its layers are others than at first: load adapters (LoRA) before patch_parallel"
+        for module in self._forwards:
+            name, forward = self._names.get(module, "."), vars(module).get("forward")
+            if "." not in name and not isinstance(forward, (Exchanging, BlockStandIn)):
+                return f"the forward of {name} is another than at first"
         if any(getattr(block, "s1", None) is not None for block in self._unet.up_blocks):
             return "FreeU transforms the whole image"
         if _prompt(args, kwargs) is None:
