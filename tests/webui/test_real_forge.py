@@ -31,7 +31,12 @@ SCRIPT_API = (
     *("modules/paths_internal.py", "modules/extensions.py", "modules/sd_unet.py"),
 )
 """What the script, the page and the settings use of a WebUI, and the double mirrors."""
-OWN = {"backend/nn/vae.py::IntegratedAutoencoderKL.config": "given there by diffusers"}
+_FLUX = "backend/nn/flux.py::IntegratedFluxTransformer2DModel"
+OWN = {
+    "backend/nn/vae.py::IntegratedAutoencoderKL.config": "given there by diffusers",
+    f"{_FLUX}.__init__": "a smaller model",
+    f"{_FLUX}.forward": "without what a text encoder makes",
+}
 """What the doubles have for themselves, beside names with an underscore."""
 
 

@@ -121,6 +121,31 @@ def test_a_joint_block_by_our_program(gpu: Gpu) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["double", "single"])
+@pytest.mark.parametrize("gpu", ["gfx1201", "gfx942"], indirect=True)
+def test_a_block_of_flux_by_our_program(gpu: Gpu, kind: str) -> None:
+    flux = pytest.importorskip("diffusers.models.transformers.transformer_flux")
+    torch.manual_seed(0)
+    block = {"double": flux.FluxTransformerBlock, "single": flux.FluxSingleTransformerBlock}[kind]
+    block = block(128, 2, 64).half().eval().requires_grad_(False)
+    given = [torch.randn(shape).half() for shape in ((2, 21, 128), (2, 5, 128), (2, 128))]
+    angles = torch.randn(26, 32).repeat_interleave(2, 1)
+    turned = angles.cos(), angles.sin()
+    exact = copy.deepcopy(block).double()(*(each.double() for each in given), turned)
+    theirs, whole = block(*given, turned), nn.ModuleList([block])
+    report.report.clear()
+    taken = take_over(whole)
+    ours = block(*given, turned)
+    taken.give_back()
+    for mine, hosts, right in zip(ours, theirs, exact, strict=True):
+        assert error(mine, right) <= 2 * error(hosts, right)
+    rows = {row["op"]: row["variant"] for row in report.report.snapshot()["rows"]}
+    rows.pop("linear")  # a library's
+    assert len(rows) == 3 and set(rows.values()) == {"rocm_sd"}
+    assert {"layer_norm", "rms_norm_heads", "attention_forward"} <= set(gpu.entries())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["gfx1201"], indirect=True)
 def test_the_self_test_of_a_card(
     gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -134,12 +134,13 @@ class Objects:
 @torch.inference_mode()
 def _whole(kind: str, half: torch.dtype, seed: int, packed: bool = False, **storage: Any) -> Any:
     """The patcher of a whole UNet, as a Forge loads it: amid inference mode. `packed`: its linear
-    layers have GGUF's weights. `storage`: as the layers are asked for.
+    layers have GGUF's weights. `storage`: as the layers are asked for; with `flux`, Flux's.
     """
-    plain = _unet(kind, {"dtype": half})
+    flux = {"flux": storage.pop("flux", False)}
+    plain = _unet(kind, {"dtype": half, **flux})
     weights = _weights(plain, seed, half)
     if packed:
-        plain = _unet(kind, {"dtype": half, "bnb_dtype": "gguf"})
+        plain = _unet(kind, {"dtype": half, "bnb_dtype": "gguf", **flux})
         weights = {name: _packed(plain, name, each) for name, each in weights.items()}
     elif storage:
         plain = _unet(kind, storage)
@@ -162,7 +163,12 @@ def _unet(kind: str, storage: dict[str, Any]) -> Any:
     if kind == "forge":
         operations: Any = importlib.import_module("backend.operations")
         unets: Any = importlib.import_module("backend.nn.unet")
+        transformers: Any = importlib.import_module("backend.nn.flux")
+        flux = storage.pop("flux", False)
         with operations.using_forge_operations(device=CPU, **storage):
+            if flux:
+                made = transformers.IntegratedFluxTransformer2DModel(WIDTH, HEADS, TEXT)
+                return made.to(storage["dtype"])
             return unets.IntegratedUNet2DConditionModel(**copy.deepcopy(WHOLE))
     models: Any = importlib.import_module("ldm_patched.ldm.modules.diffusionmodules.openaimodel")
     layers: Any = importlib.import_module("ldm_patched.modules.ops")

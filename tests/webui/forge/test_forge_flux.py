@@ -1,0 +1,43 @@
+"""Flux's blocks in Forge's double: whose they are in pictures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import FakeGpu
+from forge_help import distance, same
+from unet_help import AUTO, WITHOUT, session_of
+
+pytestmark = pytest.mark.parametrize("forge", ["forge"], indirect=True)
+ALL = {"joint transformer block": (2, 2), "single transformer block": (3, 3)}
+NEAR = {torch.bfloat16: 0.15, torch.float16: 0.02}
+
+
+def counts(webui: Any) -> dict[str, tuple[int, int]]:
+    return {row.kind: (row.ours, row.total) for row in session_of(webui).look()}
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_on_and_off(forge: Any, gpu: FakeGpu, dtype: torch.dtype) -> None:
+    gpu.norms = True
+    whole = {"flux": True}
+    expected = forge(dtype, extension=False, whole=dict(whole)).txt2img()
+    webui = forge(dtype, gpu=gpu, whole=dict(whole))
+    assert same(webui.txt2img(False), expected)
+    on = webui.txt2img(*AUTO)
+    assert counts(webui) == ALL
+    assert 0 < distance(on, expected) < NEAR[dtype]
+    webui.txt2img(*WITHOUT)
+    assert same(webui.txt2img(False), expected)
+    assert not webui.errors_reported and not webui.errors.recorded
+
+
+def test_packed_weights_are_forges(forge: Any, gpu: FakeGpu) -> None:
+    gpu.norms = True
+    webui = forge(gpu=gpu, whole={"flux": True, "packed": True})
+    webui.txt2img(*AUTO)
+    assert {kind: ours for kind, (ours, _) in counts(webui).items()} == dict.fromkeys(ALL, 0)
+    why = [reason for row in session_of(webui).look() for reason in row.left]
+    assert why and all("quantised weights" in each for each in why)
