@@ -55,12 +55,12 @@ class FeedForward:
 class Stream:
     """What is done to the tokens of a picture, or to those of a prompt.
 
-    `modulation` of SiLU of the time embedding makes the rows named in `rows`, side by side.
-    `norm1`, `norm2`: LayerNorms without weights. `norm2` and `feed_forward` are None where the
-    stream ends with this block's attention.
+    `modulation` of SiLU of the time embedding makes the rows named in `rows`, side by side; None:
+    these are what a call is given in the embedding's place. `norm1`, `norm2`: LayerNorms without
+    weights. `norm2` and `feed_forward` are None where the stream ends with this block's attention.
     """
 
-    modulation: nn.Linear
+    modulation: nn.Linear | None
     rows: tuple[str, ...]
     norm1: nn.LayerNorm
     heads: Heads
@@ -68,8 +68,9 @@ class Stream:
     feed_forward: FeedForward | None
 
     def leaves(self) -> list[nn.Module]:
+        first = [] if self.modulation is None else [self.modulation]
         more = [] if self.feed_forward is None else self.feed_forward.leaves()
-        return [self.modulation, *self.heads.leaves(), *more]
+        return [*first, *self.heads.leaves(), *more]
 
 
 ATTENTION = ("shift", "scale", "gate")
@@ -115,11 +116,11 @@ class Single:
 
     n = LayerNorm(x) (1 + scale) + shift; x += gate to_out([attention(n), gelu(up(n))])
 
-    `modulation` of SiLU of the time embedding makes the rows of ATTENTION. `heads`: its `to_qkv`
+    `modulation` as of Stream, for the rows of ATTENTION. `heads`: its `to_qkv`
     make what goes into GELU, too, behind queries, keys and values. `bounded` as of Joint.
     """
 
-    modulation: nn.Linear
+    modulation: nn.Linear | None
     norm: nn.LayerNorm
     heads: Heads
     to_out: nn.Linear
@@ -128,12 +129,14 @@ class Single:
 
     def leaves(self) -> list[nn.Module]:
         """Those whose parameters we read."""
-        return [self.modulation, *self.heads.leaves(), self.to_out]
+        first = [] if self.modulation is None else [self.modulation]
+        return [*first, *self.heads.leaves(), self.to_out]
 
 
 class TokensCall(NamedTuple):
-    """x (N, tokens, C), context (N, words, C) or, where x has both, None; embedding (N, E);
-    `rotary`, `rotary_sin` as HeadsInputs has them.
+    """x (N, tokens, C), context (N, words, C) or, where x has both, None; embedding (N, E), or all
+    rows (N, rows, C) that modulate picture and prompt; `rotary`, `rotary_sin` as HeadsInputs has
+    them.
 
     `answer` gives what the host's block does: of context and x, of which a stream that ends is
     None; or, of a Single, of both in one tensor.

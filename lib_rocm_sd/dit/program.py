@@ -60,9 +60,7 @@ def _joint(
 ) -> torch.Tensor:
     picture, prompt = parts.picture, parts.prompt
     x, context = x.contiguous(), context.contiguous()
-    active = nn.functional.silu(embedding)
-    made = compute.linear(calls, "modulation", active, picture.modulation, prompt.modulation)
-    each = made.view(len(made), -1, x.shape[2]).unbind(1)
+    each = _modulation(calls, embedding, x.shape[2], picture.modulation, prompt.modulation)
     of_picture: Rows = dict(zip(picture.rows, each, strict=False))
     of_prompt: Rows = dict(zip(prompt.rows, each[len(picture.rows) :], strict=True))
 
@@ -110,8 +108,8 @@ def _single(
     """What attention makes comes to lie where the values were, next to what GELU makes."""
     x = x.contiguous() if context is None else torch.cat((context, x), 1)
     width = x.shape[2]
-    made = compute.linear(calls, "modulation", nn.functional.silu(embedding), parts.modulation)
-    rows: Rows = dict(zip(ATTENTION, made.chunk(len(ATTENTION), 1), strict=True))
+    each = _modulation(calls, embedding, width, parts.modulation)
+    rows: Rows = dict(zip(ATTENTION, each, strict=True))
     inputs = ModulatedInputs(x, rows["scale"], rows["shift"], parts.norm.eps)
     normed = calls.run("norm", LAYER_NORM_MODULATED, inputs).flatten(0, 1)
     made = compute.linear(calls, "qkv", normed, *parts.heads.to_qkv)
@@ -126,6 +124,16 @@ def _single(
     torch.addcmul(x, rows["gate"][:, None], h, out=h)
     _bound(parts, h)
     return h
+
+
+def _modulation(
+    calls: Calls, embedding: torch.Tensor, width: int, *layers: nn.Linear | None
+) -> tuple[torch.Tensor, ...]:
+    """What these layers make, (N, C) each; without layers, the rows of `embedding` (N, rows, C)."""
+    if None in layers:
+        return embedding.unbind(1)
+    made = compute.linear(calls, "modulation", nn.functional.silu(embedding), *layers)
+    return made.view(len(made), -1, width).unbind(1)
 
 
 def _bound(parts: Joint | Single, made: torch.Tensor) -> None:

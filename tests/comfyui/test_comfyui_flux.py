@@ -1,4 +1,4 @@
-"""Flux's blocks: ours in the calls of one clone, ComfyUI's to the bit in all others."""
+"""Flux's and Chroma's blocks: ours in the calls of one clone, else ComfyUI's to the bit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.comfyui.unet_steps import counts, forwards, model_of, near, step
 ALL = {"joint transformer block": 2, "single transformer block": 3}
 
 
-def transformer_of(comfy: Any, **config: Any) -> Any:
-    flux = importlib.import_module("comfy.ldm.flux.model")
-    kinds = SimpleNamespace(UNetModel=flux.Flux)
+def transformer_of(comfy: Any, name: str = "Flux", **config: Any) -> Any:
+    module = importlib.import_module(f"comfy.ldm.{name.lower()}.model")
+    kinds = SimpleNamespace(UNetModel=getattr(module, name))
     return model_of(SimpleNamespace(**{**vars(comfy), "unet": kinds}), **config)
 
 
@@ -30,12 +30,14 @@ def left() -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("flipped", [False, True], ids=["", "picture first"])
+@pytest.mark.parametrize(
+    ("name", "config"), [("Flux", {}), ("Flux", {"flipped": True}), ("Chroma", {})], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_all_blocks_are_ours_in_the_clone_alone(
-    comfy: Any, blocks: None, dtype: torch.dtype, flipped: bool
+    comfy: Any, blocks: None, dtype: torch.dtype, name: str, config: dict[str, Any]
 ) -> None:
-    model = transformer_of(comfy, flipped=flipped, dtype=dtype)
+    model = transformer_of(comfy, name, dtype=dtype, **config)
     theirs = step(model)
     clone = optimized(model, "Auto", attention=True, unet=True)
     for _ in range(2):
@@ -45,11 +47,12 @@ def test_all_blocks_are_ours_in_the_clone_alone(
     assert not tally.left
 
 
+@pytest.mark.parametrize("name", ["Flux", "Chroma"])
 def test_what_comfyui_adds_in_place_is_compared_all_the_same(
-    comfy: Any, blocks: None, monkeypatch: pytest.MonkeyPatch
+    comfy: Any, blocks: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.delenv(compared.VARIABLE, raising=False)
-    clone = optimized(transformer_of(comfy), "Auto", attention=True, unet=True)
+    clone = optimized(transformer_of(comfy, name), "Auto", attention=True, unet=True)
     norms, seen = compared.norms, []
 
     def watched(ours: torch.Tensor, theirs: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

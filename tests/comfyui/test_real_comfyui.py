@@ -37,7 +37,12 @@ OWN = {
             f"comfy/ldm/flux/layers.py::{name}Block.__init__"
             for name in ("DoubleStream", "SingleStream")
         ),
+        *(
+            f"comfy/ldm/chroma/layers.py::{name}Block.__init__"
+            for name in ("DoubleStream", "SingleStream")
+        ),
         "comfy/ldm/flux/model.py::Flux.__init__",
+        *(f"comfy/ldm/chroma/model.py::Chroma.{name}" for name in ("__init__", "forward")),
     ),
     "of a newer ComfyUI": (
         "comfy/ldm/modules/attention.py::ComfyAttention",

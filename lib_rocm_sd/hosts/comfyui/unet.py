@@ -44,8 +44,9 @@ CLASSES = {
     UNET_CLASS,
     ("comfy.ldm.modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper"),
     ("comfy.ldm.flux.model", "Flux"),
+    ("comfy.ldm.chroma.model", "Chroma"),
 }
-"""The last two are the transformers of SD 3 and Flux."""
+"""The last three are the transformers of SD 3, Flux and Chroma."""
 CHANGES = ("patches", "patches_replace")
 """Options by which nodes change what a call computes."""
 COMPILED = "torch.compile"

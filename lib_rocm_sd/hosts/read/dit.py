@@ -67,12 +67,18 @@ def both(context: torch.Tensor | None, x: torch.Tensor) -> tuple[torch.Tensor | 
 
 
 def tokens_call(
-    x: Any, context: Any, embedding: Any, answer: Callable[..., Any], *rotary: Any
+    x: Any,
+    context: Any,
+    embedding: Any,
+    answer: Callable[..., Any],
+    *rotary: Any,
+    rows: bool = False,
 ) -> TokensCall | None:
-    """None where these do not go together."""
-    for each, ndim in ((context, 3), (embedding, 2)):
+    """None where these do not go together. `rows`: the embedding has rows that modulate."""
+    given = ((embedding, 3 if rows else 2), (context, 3))
+    for each, ndim in given[: 1 if context is None else 2]:
         alike = type(each) is torch.Tensor and each.ndim == ndim and len(each) == len(x)
-        if each is not None and (not alike or (each.dtype, each.device) != (x.dtype, x.device)):
+        if not alike or (each.dtype, each.device) != (x.dtype, x.device):
             return None
     return TokensCall(x, context, embedding, answer, *rotary)
 
@@ -114,8 +120,9 @@ def fitting(found: Findings, parts: Joint) -> Joint | None:
     every = [parts.picture.heads, parts.prompt.heads, *([] if parts.own is None else [parts.own])]
     sizes = {size for each in every for size in each.widths}
     for stream in (parts.picture, parts.prompt):
-        each, rest = divmod(stream.modulation.out_features, len(stream.rows))
-        sizes.add(each if not rest else -1)
+        if stream.modulation is not None:
+            each, rest = divmod(stream.modulation.out_features, len(stream.rows))
+            sizes.add(each if not rest else -1)
         sizes.add(stream.heads.to_qkv[0].in_features)
     if sizes != {width} or parts.heads < 1 or width % parts.heads:
         found.add(f"{parts.heads} heads of {width}, and layers of {sorted(sizes)}")

@@ -1,9 +1,10 @@
-"""Flux's double and single blocks in diffusers, ComfyUI and Forge: their parts, and what a call
-asks for.
+"""Flux's double and single blocks in diffusers, ComfyUI and Forge, and Chroma's in the last two:
+their parts, and what a call asks for.
 
 Read in diffusers 0.35.2 and 0.42.1: models/transformers/transformer_flux.py; models/embeddings.py,
-apply_rotary_emb. In Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/ldm/flux/layers.py, math.py. In
-lllyasviel/stable-diffusion-webui-forge dfdcbab6: backend/nn/flux.py.
+apply_rotary_emb. In Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/ldm/flux/layers.py, math.py;
+comfy/ldm/chroma/layers.py. In lllyasviel/stable-diffusion-webui-forge dfdcbab6: backend/nn/flux.py,
+chroma.py.
 """
 
 from __future__ import annotations
@@ -176,12 +177,13 @@ def _fitting(
     bounded: Bounded,
 ) -> Single | None:
     """A single block of these, if all widths are those of its tokens."""
-    if modulation is None or norm is None or heads is None or to_out is None:
+    if norm is None or heads is None or to_out is None:
         return None
     width = to_out.out_features
     wanted = (3 * width, 2 * width + to_out.in_features, {width})
     made = sum(layer.out_features for layer in heads.to_qkv)
-    sizes = (modulation.out_features, made, {layer.in_features for layer in heads.to_qkv})
+    rows = 3 * width if modulation is None else modulation.out_features
+    sizes = (rows, made, {layer.in_features for layer in heads.to_qkv})
     if sizes != wanted or count < 1 or width % count:
         found.add(f"{count} heads of {width}, and layers of {sizes} in the place of {wanted}")
         return None
@@ -205,29 +207,46 @@ def comfys_double_call(
     module: Any,
     img: Any,
     txt: Any,
-    vec: Any,
-    pe: Any,
+    vec: Any = None,
+    pe: Any = None,
     attn_mask: Any = None,
     modulation_dims_img: Any = None,
     modulation_dims_txt: Any = None,
     transformer_options: Any = None,
+    mod: Any = None,
 ) -> TokensCall | None:
+    """`mod`: as Forge's Chroma calls `vec`."""
     _refuse(attn_mask, modulation_dims_img or modulation_dims_txt)
     turned = matrices_of(pe, img, img.shape[1] + txt.shape[1])
-    return tokens_call(img, txt, vec, lambda text, image: (image, text), *turned)
+    embedding, rows = _embedding(vec if mod is None else mod), not hasattr(module, "img_mod")
+    answer = lambda text, image: (image, text)  # noqa: E731
+    return tokens_call(img, txt, embedding, answer, *turned, rows=rows)
 
 
 def comfys_single_call(
     module: Any,
     x: Any,
-    vec: Any,
-    pe: Any,
+    vec: Any = None,
+    pe: Any = None,
     attn_mask: Any = None,
     modulation_dims: Any = None,
     transformer_options: Any = None,
+    mod: Any = None,
 ) -> TokensCall | None:
     _refuse(attn_mask, modulation_dims)
-    return tokens_call(x, None, vec, lambda made: made, *matrices_of(pe, x, x.shape[1]))
+    turned = matrices_of(pe, x, x.shape[1])
+    embedding, rows = _embedding(vec if mod is None else mod), not hasattr(module, "modulation")
+    return tokens_call(x, None, embedding, lambda made: made, *turned, rows=rows)
+
+
+def _embedding(vec: Any) -> torch.Tensor:
+    """A time embedding; or the rows (N, rows, C) that Chroma's blocks are given in its place, of
+    the picture or of picture and prompt: shift, scale and gate (N, 1, C) of each.
+    """
+    if isinstance(vec, torch.Tensor):
+        return vec
+    each = [vec] if hasattr(vec, "shift") else [part for stream in vec for part in stream]
+    return torch.cat([row for part in each for row in (part.shift, part.scale, part.gate)], 1)
 
 
 def _refuse(mask: Any, dims: Any) -> None:
@@ -238,7 +257,9 @@ def _refuse(mask: Any, dims: Any) -> None:
 
 
 def comfys_double(found: Findings, module: Any) -> Joint | None:
-    """The parts of a DoubleStreamBlock; what is not as expected goes to `found`."""
+    """The parts of a DoubleStreamBlock; what is not as expected goes to `found`. Chroma's has no
+    modulation of its own.
+    """
     names = ("mod", "attn", "norm1", "norm2", "mlp")
     children = [f"{stream}_{name}" for stream in ("img", "txt") for name in names]
     if not found.block(module, "block", ("DoubleStreamBlock",), children, root=True):
@@ -262,10 +283,8 @@ def comfys_single(found: Findings, module: Any) -> Single | None:
     linear1, linear2 = found.linear(module, "linear1"), found.linear(module, "linear2")
     norms = _comfys_norms(found, module, "norm")
     heads = None if linear1 is None or norms is None else Heads(module, (linear1,), None, *norms)
-    modulation, pre_norm = (
-        _modulation(found, module, "modulation"),
-        found.bare_norm(module, "pre_norm"),
-    )
+    modulation = _modulation(found, module, "modulation")
+    pre_norm = found.bare_norm(module, "pre_norm")
     layers = (modulation, pre_norm, heads, linear2)
     return _fitting(found, *layers, module.num_heads, _bounded_by(module))
 
@@ -288,7 +307,7 @@ def _comfys_stream(found: Findings, block: Any, name: str) -> Stream | None:
     if found.listed(block, mlp, "", 3):
         found.gelu(block, f"{mlp}.1")
         up, down = found.linear(block, f"{mlp}.0"), found.linear(block, f"{mlp}.2")
-    if modulation is None or norm1 is None or norm2 is None or qkv is None or proj is None:
+    if norm1 is None or norm2 is None or qkv is None or proj is None:
         return None
     if norms is None or up is None or down is None:
         return None
@@ -297,8 +316,8 @@ def _comfys_stream(found: Findings, block: Any, name: str) -> Stream | None:
 
 
 def _modulation(found: Findings, block: Any, name: str) -> nn.Linear | None:
-    module = getattr(block, name)
-    if not found.block(module, name, ("Modulation",), ("lin",)):
+    module = getattr(block, name, None)
+    if module is None or not found.block(module, name, ("Modulation",), ("lin",)):
         return None
     return found.linear(module, "lin", name)
 
