@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from lib_rocm_sd.arch import table
 from lib_rocm_sd.runtime import process
 from tests.real_hip import calls
-from tests.real_hip.debian import Card
+from tests.real_hip.debian import LIMIT_S, Card
 from tests.trials.scaling import SPEC
 from tests.verify import hip_library
 from tests.verify.amdgpu import launch
@@ -33,7 +33,7 @@ def test_the_double_says_what_hip_says(card: Card, tmp_path: Path) -> None:
     files = [str(tmp_path / str(place)) for place in range(len(codes))]
     for file, code in zip(files, codes, strict=True):
         Path(file).write_bytes(code)
-    done = process.run([sys.executable, calls.__file__, card.library, *files], limit_s=120)
+    done = process.run([sys.executable, calls.__file__, card.library, *files], limit_s=LIMIT_S)
     assert not done.trouble, done.output
     real, words = json.loads(done.output.splitlines()[-1])
     assert card.paper.wrong == [] and len(real) > 250

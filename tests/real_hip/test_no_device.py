@@ -86,7 +86,7 @@ def test_a_trial_is_not_made_and_why_is_shown(release: str, world: World) -> Non
 def test_the_runtime_finds_it_and_gives_its_words(release: str) -> None:
     root = debian_hip.libraries(release).parents[2]
     words = [sys.executable, "-I", "-c", ASKED, str(PACKAGE.parent), str(root), *map(str, STATUSES)]
-    done = process.run(words, limit_s=60)
+    done = process.run(words, limit_s=debian.LIMIT_S)
     assert not done.trouble, done.output
     answer = json.loads(done.output)
     assert Path(answer["path"]).parent == debian_hip.libraries(release)

@@ -25,7 +25,7 @@ from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.link import Link
 from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import FAULTED, PASSED, Verdict
-from tests.real_hip.debian import Card
+from tests.real_hip.debian import LIMIT_S, Card
 from tests.runtime.code_objects import SCALE
 from tests.trials.scaling import SCALING, SPEC, Scaling
 from tests.trials.world import World
@@ -63,7 +63,7 @@ SAID: dict[str, dict[str, Any]] = {
 }
 """What HIP 5.2 and 5.7 say."""
 OPS = ("attention", "conv 3x3", "group norm", "layer norm", "linear")
-LIMIT_S, HANG_LIMIT_S = 600, 3
+HANG_LIMIT_S = 3
 FILL = "__amd_rocclr_fillBufferAligned"
 ASKED = """
 import json, re, sys
@@ -156,7 +156,7 @@ def test_the_runtime_does_what_it_is_asked(
     for file, code in zip(files, codes, strict=True):
         Path(file).write_bytes(code)
     words = [sys.executable, "-c", ASKED, str(PACKAGE.parent), card.library, row.gfx, *files]
-    done = process.run(words, limit_s=120)
+    done = process.run(words, limit_s=LIMIT_S)
     assert not done.trouble, done.output
     answer = json.loads(done.output.splitlines()[-1])
     x = [float(place) for place in range(200)]

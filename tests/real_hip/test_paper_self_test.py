@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from lib_rocm_sd.arch import PACKAGE
 from lib_rocm_sd.ops import registry
 from lib_rocm_sd.runtime import process
-from tests.real_hip.debian import Card
+from tests.real_hip.debian import LIMIT_S, Card
 from tests.real_hip.test_paper_card import on
 
 STARTED = """
@@ -22,7 +22,6 @@ sys.path.insert(0, sys.argv[1])
 from tests.real_hip.self_test import main
 raise SystemExit(main(*sys.argv[2:]))
 """
-LIMIT_S = 1800
 
 
 @on(("trixie", "gfx1100"), ("bookworm", "gfx1030"), ("trixie", "gfx90a"))
