@@ -32,7 +32,7 @@ def go(page: Visit, place: str) -> None:
         page.show_tab("Speed test")
         page.wait_for_speed("idle", "cancelled", "done")
         if page.speed_state() != "done":
-            page.ask_for("Custom sizes", "64")
+            page.ask_for("Quick")
             page.page.locator(page.speed("run")).click()
             page.wait_for_speed("done", timeout_ms=60_000)
         for name in ("facts", "export"):
