@@ -21,11 +21,11 @@ from weakref import ref
 import torch
 from torch import nn
 
-from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Fact, Manner, Subject
 from lib_rocm_sd.cards.ranks import FailedError, LostError, RankError
 from lib_rocm_sd.cards.replica import Made, Replica, kind_of
 from lib_rocm_sd.cards.shares import Clock, Shares, Way
 from lib_rocm_sd.engine.selftest import describe, is_out_of_memory
+from lib_rocm_sd.hosts.read.blueprint import UNET, Blueprint, Fact, Manner, Subject
 
 Start = Callable[[torch.device], Replica]
 MOST_STARTS = 2

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.cards.blueprint import DECODER, Subject
 from lib_rocm_sd.cards.card import Card, NotDividedError, Work, missing
 from lib_rocm_sd.cards.memory import Board, Shared, board_bytes, row_bytes, settle
 from lib_rocm_sd.cards.ranks import RankError
@@ -24,6 +23,7 @@ from lib_rocm_sd.cards.shares import Shares, parts
 from lib_rocm_sd.cards.vae_rows import TogetherProgram, parts_of, units
 from lib_rocm_sd.engine.memory import empty_cache, free_bytes, is_recording
 from lib_rocm_sd.engine.selftest import is_out_of_memory
+from lib_rocm_sd.hosts.read.blueprint import DECODER, Subject
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.plan import BandPlan
 from lib_rocm_sd.vae.policy import limit_bytes

@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, cast
 import torch
 
 from lib_rocm_sd import cache, console
-from lib_rocm_sd.cards.blueprint import UNET, Blueprint, Manner
 from lib_rocm_sd.cards.memory import Shared, aligned, settle
 from lib_rocm_sd.cards.ranks import FailedError, LostError
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts.read.blueprint import UNET, Blueprint, Manner
 from lib_rocm_sd.runtime import process
 
 log = console.Log()

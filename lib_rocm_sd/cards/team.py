@@ -15,11 +15,11 @@ from weakref import ref
 import torch
 from torch import nn
 
-from lib_rocm_sd.cards.blueprint import Subject
 from lib_rocm_sd.cards.card import Card, Start, Work, missing
 from lib_rocm_sd.cards.decoding import MOST_REASONS, Decoding
 from lib_rocm_sd.cards.shares import Shares, Way, parts
 from lib_rocm_sd.engine.memory import is_recording
+from lib_rocm_sd.hosts.read.blueprint import Subject
 from lib_rocm_sd.modules.stand_in import StandIn, TheirsError, UnknownModuleError
 
 NOTHING_TO_SPLIT = "the UNet is called for one picture and one prompt: there is nothing to divide"

@@ -15,7 +15,6 @@ from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd import cache, first_trials, functional, policy
-from lib_rocm_sd.cards.blueprint import DECODER, UNET, build, tensors
 from lib_rocm_sd.cards.memory import Board, Shared, settle
 from lib_rocm_sd.cards.ranks import Ranks
 from lib_rocm_sd.cards.replica import kind_of
@@ -26,6 +25,7 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.memory import empty_cache
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts.read.blueprint import DECODER, UNET, build, tensors
 from lib_rocm_sd.trials.gate import put_before
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.takeover import UnetTakeover

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.cards import replica
-from lib_rocm_sd.cards.blueprint import Manner, Subject
 from lib_rocm_sd.cards.replica import Limits, Made, Replica
 from lib_rocm_sd.cards.shares import MEASURED, WARM
 from lib_rocm_sd.cards.team import FIRST, SeveralStandIn, Team
 from lib_rocm_sd.cards.worker import switches
+from lib_rocm_sd.hosts.read.blueprint import Manner, Subject
 
 CPU = torch.device("cpu")
 LIMIT_S = 120.0

@@ -11,7 +11,6 @@ import torch
 
 from lib_rocm_sd.cards import decoding as decodings
 from lib_rocm_sd.cards import vae_rows as shared
-from lib_rocm_sd.cards.blueprint import DECODER, Manner, Subject
 from lib_rocm_sd.cards.card import SENDING
 from lib_rocm_sd.cards.decoding import Kind, SeveralProgram
 from lib_rocm_sd.cards.memory import Board
@@ -20,6 +19,7 @@ from lib_rocm_sd.cards.team import Team
 from lib_rocm_sd.cards.vae_rows import TogetherProgram
 from lib_rocm_sd.cards.worker import CopiedDecoder, switches
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts.read.blueprint import DECODER, Manner, Subject
 from lib_rocm_sd.vae.bands import Interrupted
 from lib_rocm_sd.vae.program import Program
 from tests.several.help import CPU, await_answers, inputs, near

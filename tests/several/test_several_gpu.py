@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from lib_rocm_sd.cards.blueprint import DECODER, Manner, Subject
 from lib_rocm_sd.cards.decoding import SeveralProgram
 from lib_rocm_sd.cards.replica import Replica
 from lib_rocm_sd.cards.shares import divide
 from lib_rocm_sd.cards.team import SeveralStandIn, Team
 from lib_rocm_sd.cards.worker import switches
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts.read.blueprint import DECODER, Manner, Subject
 from lib_rocm_sd.unet.takeover import take_over
 from lib_rocm_sd.vae.program import Program
 from tests import doubles

@@ -11,7 +11,6 @@ import torch
 
 from lib_rocm_sd import first_trials
 from lib_rocm_sd.cards import worker
-from lib_rocm_sd.cards.blueprint import UNET
 from lib_rocm_sd.cards.memory import Shared
 from lib_rocm_sd.cards.replica import Limits, kind_of
 from lib_rocm_sd.cards.shares import WARM
@@ -20,6 +19,7 @@ from lib_rocm_sd.engine import selftest
 from lib_rocm_sd.engine.engine import Engine, engine
 from lib_rocm_sd.engine.selftest import Check
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts.read.blueprint import UNET
 from lib_rocm_sd.ops.registry import op_named
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.cards.blueprint import DECODER, Manner, Subject, home_of
 from lib_rocm_sd.cards.decoding import SeveralProgram
 from lib_rocm_sd.cards.devices import chosen
 from lib_rocm_sd.cards.replica import Replica
@@ -22,6 +21,7 @@ from lib_rocm_sd.cards.shares import Way
 from lib_rocm_sd.cards.team import NOTHING_TO_SPLIT, SeveralStandIn, Team
 from lib_rocm_sd.cards.worker import switches
 from lib_rocm_sd.hosts import trouble
+from lib_rocm_sd.hosts.read.blueprint import DECODER, Manner, Subject, home_of
 from lib_rocm_sd.hosts.ui.options import SEVERAL_LABEL, SEVERAL_MODES, Options
 from lib_rocm_sd.hosts.ui.status import StatusRow, shortened
 from lib_rocm_sd.hosts.webui import host, settings
