@@ -11,6 +11,7 @@ import torch
 
 from lib_rocm_sd.distributed import Group, joined, patch_parallel
 from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.hosts.diffusers.pipeline import patched
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
 from lib_rocm_sd.report import report
 from lib_rocm_sd.unet import compute
@@ -95,6 +96,7 @@ def changes() -> dict[str, Any]:
         found["one rank only"] = _one_only(group)
         found["lacking"] = _lacking(group)
         found["once a step"] = _once_a_step(group)
+        found["pipeline"] = _pipeline(group)
         found["stale"] = _stale(group)
         found["LoRA"] = _with_lora(group)
         found["IP-Adapter"] = _with_images(group)
@@ -150,6 +152,25 @@ def _once_a_step(group: Group) -> tuple[int, int]:
     with both(unet, group), makers[0] as times, makers[1] as prompts:
         unet(**given)
     return times.call_count, prompts.call_count
+
+
+def _pipeline(group: Group) -> tuple[int, int]:
+    """The largest difference of a picture, of 255, by a pipeline whose UNet's blocks are ours."""
+    pipeline = little(torch.float16)
+    pipeline.vae.float()
+
+    def picture() -> Any:
+        generator = torch.Generator("cpu").manual_seed(1)
+        options = {"num_inference_steps": 2, "guidance_scale": 3.0, "height": 192}
+        latent = pipeline("a red circle", generator=generator, output_type="latent", **options)
+        made = pipeline.vae.decode(latent.images.float() / pipeline.vae.config.scaling_factor)
+        return (made.sample.clamp(-1, 1) * 127.5).round().int()
+
+    alone = picture()
+    ours = patched(pipeline, unet=True, vae=False, wait=True)
+    with ours, patch_parallel(pipeline.unet, group) as parallel:
+        made = picture()
+    return int((made - alone).abs().max()), len(parallel.ours)
 
 
 def _stale(group: Group) -> list[float]:

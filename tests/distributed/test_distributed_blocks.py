@@ -61,6 +61,12 @@ def test_what_a_step_shares_is_made_once_a_rank(changed: Any) -> None:
         assert rank["once a step"] == (1, 1)
 
 
+def test_a_whole_picture(changed: Any) -> None:
+    for rank in changed:
+        levels, ours = rank["pipeline"]
+        assert levels <= 2 and ours == 32
+
+
 def test_the_stale_form_is_exact_at_first_and_in_a_new_picture(changed: Any) -> None:
     for rank in changed:
         first, second, third, another = rank["stale"]
