@@ -50,26 +50,23 @@ class TimedCalls:
         """Calls are nobody's business any more."""
         while self._handles:
             self._handles.pop().remove()
+        self._ended(False)
 
     def _begins(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        after = None
+        self._ended(False)  # torch's hooks are not told of a call that Ctrl-C ends
         try:
-            after = self._contest.before(self._picture(), args, kwargs)
+            self._threads.after = self._contest.before(self._picture(), args, kwargs)
         except Exception as error:
             self._say(f"a model is not timed: {trouble.once(error)}")
-        self._calls.append(after)
 
     def _ends(self, module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        after = self._calls.pop() if self._calls else None
+        self._ended(made is not None)
+
+    def _ended(self, done: bool) -> None:
+        """This thread's call has ended, if it has one."""
+        after, self._threads.after = getattr(self._threads, "after", None), None
         try:
             if after is not None:
-                after(made is not None)
+                after(done)
         except Exception as error:
             self._say(f"a model is not timed: {trouble.once(error)}")
-
-    @property
-    def _calls(self) -> list[Callable[[bool], None] | None]:
-        if not hasattr(self._threads, "calls"):
-            self._threads.calls = []
-        found: list[Callable[[bool], None] | None] = self._threads.calls
-        return found

@@ -244,22 +244,21 @@ class Contest:
             if self._begins(picture):
                 self._asked = asked
                 self._begin(*asked, subject.device)
+            took, stack = self._kind.took[self.holds] if self._kind else [], ExitStack()
+            if self.is_timing_theirs:
+                stack.enter_context(without_search())
+            timed = asked == self._asked and self._is_timed()
+            end = begin(subject.device) if timed else None
             self._overlaps += bool(self._running)
             self._running += 1
-            kind, ours, overlaps = self._kind, self.holds, self._overlaps
-            timed = asked == self._asked and self._is_timed()
-        stack = ExitStack()
-        if not ours and kind is not None and kind.is_open:
-            stack.enter_context(without_search())
-        end = begin(subject.device) if timed else None
+            overlaps = self._overlaps
 
         def after(done: bool) -> None:
             stack.close()
-            took = None if end is None else end()
             with _lock:
                 self._running -= 1
-                if kind is not None and took is not None and done and overlaps == self._overlaps:
-                    kind.took[ours].append(took)
+                if end is not None and done and overlaps == self._overlaps:
+                    took.append(end())
 
         return after
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -247,11 +248,43 @@ def test_what_fails_in_a_switch_costs_no_step(
     assert any("no room" in event for event in report.snapshot()["events"])
 
 
+@pytest.mark.parametrize("when", ["begin", "end"])
 def test_what_fails_in_timing_costs_no_step(
-    pixart: Pipeline, monkeypatch: pytest.MonkeyPatch
+    pixart: Pipeline, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    report = Report()
+    report, begin = Report(), faster.begin
+    fails = (lambda device: 1 // 0) if when == "begin" else lambda device: lambda: 1 // 0
     with host.patched(pixart, session=Session(report=report)):
-        monkeypatch.setattr(faster, "begin", lambda device: 1 // 0)
+        monkeypatch.setattr(faster, "begin", fails)
         pixart.pictures()
+        monkeypatch.setattr(faster, "begin", begin)
+        pixart.pictures(2)
     assert any("not timed: ZeroDivisionError" in each for each in report.snapshot()["events"])
+    assert pixart.ours == [True, True, False]
+
+
+def test_an_interrupted_call_ends(pixart: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch does not tell its hooks of a call that Ctrl-C has ended."""
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    inside: list[bool] = []
+
+    @contextmanager
+    def without_search() -> Any:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(faster, "without_search", without_search)
+    with host.patched(pixart) as patch:
+        pixart.pictures()
+        hook = pixart.transformer.proj_out.register_forward_pre_hook(interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pixart.pictures()
+        hook.remove()
+        assert inside
+        pixart.pictures(PICTURES - 1)
+        assert patch.slower and not inside
+    assert pixart.ours == [True, False, True, False, False]
