@@ -14,7 +14,7 @@ from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.upscaler.steps import ConvStep, EnlargeStep, GateStep
+from lib_rocm_sd.upscaler.steps import ConvStep
 from lib_rocm_sd.upscaler.trace import Action, Buffer, Chain
 from lib_rocm_sd.upscaler.weights import ReadyConv
 from lib_rocm_sd.vae.bands import Interrupted, Sink, nothing
@@ -138,13 +138,8 @@ def _compute(run: Run, calls: Calls, action: Action, values: _Values) -> torch.T
         residuals = [values.get(residual.image, rows) for residual in step.residuals]
         out = values.place(action.image, rows)
         return _convolve(run, calls, action, x, residuals, out)
-    if isinstance(step, GateStep):
-        value, image = values.get(step.value, rows), values.get(step.image, rows)
-        y = (value + image).mul_(torch.sigmoid(value).sub_(0.5))
-    else:
-        assert isinstance(step, EnlargeStep)
-        x = values.get(step.image, action.source)
-        y = x.repeat_interleave(step.growth, 1).repeat_interleave(step.growth, 2)
+    x = values.get(step.image, action.source)
+    y = x.repeat_interleave(step.growth, 1).repeat_interleave(step.growth, 2)
     place = values.place(action.image, rows)
     return y if place is None else place.copy_(y)
 

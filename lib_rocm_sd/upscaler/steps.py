@@ -85,29 +85,6 @@ class ConvStep:
 
 
 @dataclass(frozen=True)
-class GateStep:
-    """(value + image) * (sigmoid(value) - 1/2), SPAN's attention without parameters."""
-
-    name: str
-    value: int
-    image: int
-    growth = 1
-
-    @property
-    def uses(self) -> tuple[int, ...]:
-        return (self.value, self.image)
-
-    def needs(self, rows: Rows, height: int) -> Rows:
-        return rows
-
-    def makes(self, rows: Rows) -> Rows:
-        return rows
-
-    def flops(self, pixels: int) -> int:
-        return 0
-
-
-@dataclass(frozen=True)
 class EnlargeStep:
     """Each pixel of an image `growth` times in both directions."""
 
@@ -130,7 +107,7 @@ class EnlargeStep:
         return 0
 
 
-Step = ConvStep | GateStep | EnlargeStep
+Step = ConvStep | EnlargeStep
 
 
 @dataclass(frozen=True)
@@ -218,11 +195,10 @@ class Network:
         the first convolutions put in and the last takes out.
         """
         convs = [step for step in self.steps if isinstance(step, ConvStep)]
-        linear = all(step.activation != "silu" for step in convs)
+        linear = all(step.activation not in ("silu", "gate") for step in convs)
         enters = all(isinstance(s, ConvStep) and s.uses == (0,) for s in self.steps if 0 in s.uses)
         leaves = bool(convs) and self.steps[-1] is convs[-1] and not convs[-1].residuals
-        gates = any(isinstance(step, GateStep) for step in self.steps)
-        return linear and enters and leaves and not gates
+        return linear and enters and leaves
 
     @property
     def role(self) -> str:

@@ -20,7 +20,6 @@ from lib_rocm_sd.upscaler.steps import (
     EnlargeStep,
     Entry,
     Exit,
-    GateStep,
     Layer,
     Network,
     Residual,
@@ -412,9 +411,8 @@ class Span(Reader):
         start = self.last
         inner = self.merged(block, "c1_r", name, start, activation=kind)
         second = self.merged(block, "c2_r", name, inner, activation=kind)
-        value = self.merged(block, "c3_r", name, second)
-        self.steps.append(GateStep(name, value, start))
-        return self.last, inner
+        how = {"activation": "gate", "residuals": (Residual(start, 1.0),)}
+        return self.merged(block, "c3_r", name, second, **how), inner
 
 
 def _rrdb(findings: Findings) -> Reader:
