@@ -257,7 +257,7 @@ def _by(way: str, unet: models.Unet) -> AbstractContextManager[Any]:
 
 
 def _note(way: str, parallel: PatchParallel) -> str:
-    """What a row of patch parallel is not."""
+    """Why a row of patch parallel does not measure its way; empty where it does."""
     if not parallel.split_calls:
         return NOT_SPLIT
     return "no block is ours" if way == BLOCKS and not parallel.ours else ""

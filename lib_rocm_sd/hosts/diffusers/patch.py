@@ -343,7 +343,8 @@ def patch_parallel(
 
     Every rank calls the pipeline with the same arguments and the same seed, and gets the whole.
     Exact: what is computed is the same, but for the order in which GroupNorm adds. `stale`: not
-    exact, see exchange.Stale; a rank waits for no other but in a picture's first steps.
+    exact, see image_rows.Stale; a rank waits for no other but in a picture's first steps. Blocks
+    that `patched` has taken over, before or inside of this, stay ours.
 
     A call that cannot be split, such as of an image of too few rows, is made by each rank for
     itself, and told. Raises ValueError where the UNet cannot be split.
