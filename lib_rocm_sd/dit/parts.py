@@ -92,7 +92,8 @@ class Joint:
 
     `own`: the picture's attention to itself alone, with a modulation of its own, added to the first
     sum. `prompt_first`: positions of the prompt's tokens come before those of the picture's.
-    `bounded`: what is done in fp16 with the prompt's result, in place, since it may overflow.
+    `bounded`: what is done in fp16 with the prompt's result, in place, since it may overflow;
+    `bounds_both`: with both results.
     """
 
     picture: Stream
@@ -101,6 +102,7 @@ class Joint:
     heads: int
     prompt_first: bool = False
     bounded: Bounded | None = None
+    bounds_both: bool = False
 
     def leaves(self) -> list[nn.Module]:
         """Those whose parameters we read."""

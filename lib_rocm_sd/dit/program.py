@@ -92,7 +92,7 @@ def _joint(
         into = flat[x.numel() :].view(context.shape)
         context, gate, h = _fed(calls, "context", context, added, prompt, of_prompt)
         torch.addcmul(context, gate, h, out=into)
-        _bound(parts, into)
+        _bound(parts, flat if parts.bounds_both else into)
     return flat
 
 

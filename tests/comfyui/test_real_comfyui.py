@@ -42,6 +42,11 @@ OWN = {
             for name in ("DoubleStream", "SingleStream")
         ),
         "comfy/ldm/flux/model.py::Flux.__init__",
+        *(
+            f"comfy/ldm/qwen_image/model.py::{name}.__init__"
+            for name in ("GELU", "FeedForward", "Attention", "QwenImageTransformerBlock")
+        ),
+        "comfy/ldm/qwen_image/model.py::QwenImageTransformer2DModel.__init__",
         *(f"comfy/ldm/chroma/model.py::Chroma.{name}" for name in ("__init__", "forward")),
     ),
     "of a newer ComfyUI": (

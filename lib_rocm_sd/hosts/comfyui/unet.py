@@ -45,8 +45,9 @@ CLASSES = {
     ("comfy.ldm.modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper"),
     ("comfy.ldm.flux.model", "Flux"),
     ("comfy.ldm.chroma.model", "Chroma"),
+    ("comfy.ldm.qwen_image.model", "QwenImageTransformer2DModel"),
 }
-"""The last three are the transformers of SD 3, Flux and Chroma."""
+"""The last four are the transformers of SD 3, Flux, Chroma and Qwen-Image."""
 CHANGES = ("patches", "patches_replace")
 """Options by which nodes change what a call computes."""
 COMPILED = "torch.compile"

@@ -164,10 +164,10 @@ def patched(
     `budget_bytes`: device memory that a decode keeps to, beside the weights. Raises ValueError for
     anything else.
 
-    `unet`: True computes the blocks of a UNet, or of SD 3's or Flux's transformer, in half
-    precision, and of its ControlNets, where they are known, by our programs; convolution weights
-    lie in channels-last memory meanwhile. False, until that is faster wherever it was measured,
-    leaves all of it but its attention alone.
+    `unet`: True computes the blocks of a UNet, or of the transformer of SD 3, Flux or Qwen-Image,
+    in half precision, and of its ControlNets, where they are known, by our programs; convolution
+    weights lie in channels-last memory meanwhile. False, until that is faster wherever it was
+    measured, leaves all of it but its attention alone.
 
     Each kernel is tried on the card in a process of its own before it is launched in this one,
     once for a driver, a torch and these kernels. `wait`: False lets torch compute meanwhile, so

@@ -39,11 +39,11 @@ MODULATIONS = {
     "AdaLayerNormContinuous": ("scale", "shift"),
 }
 """Classes of a stream's first norm, and what each makes of the time embedding."""
-_NORMS = {"norm_q", "norm_k", "norm_added_q", "norm_added_k"}
-_SETTINGS = {
+NORMS = {"norm_q", "norm_k", "norm_added_q", "norm_added_k"}
+ATTENTION_SETTINGS = {
     key: value
     for key, value in PLAIN_ATTENTION.items()
-    if key not in {*_NORMS, "add_k_proj", "added_kv_proj_dim", "scale_qk"}
+    if key not in {*NORMS, "add_k_proj", "added_kv_proj_dim", "scale_qk"}
 }
 
 
@@ -133,9 +133,9 @@ def fitting(found: Findings, parts: Joint) -> Joint | None:
 def _is_plain(found: Findings, module: Any, name: str) -> bool:
     """Whether it is diffusers' Attention with the processor whose arithmetic ours does."""
     layers = ("to_q", "to_k", "to_v", "to_out", "add_q_proj", "add_k_proj", "add_v_proj")
-    if not found.block(module, name, ("Attention",), (*layers, "to_add_out", *_NORMS)):
+    if not found.block(module, name, ("Attention",), (*layers, "to_add_out", *NORMS)):
         return False
-    found.settings(module, name, _SETTINGS)
+    found.settings(module, name, ATTENTION_SETTINGS)
     found.watch(module, "processor")
     processor = processor_of(module)
     kind = type(processor).__name__
@@ -191,7 +191,7 @@ def stream_of(
     norm2 = feed_forward = None
     if not ends:
         norm2 = found.bare_norm(module, f"norm2{suffix}")
-        feed_forward = _feed_forward(found, getattr(module, f"ff{suffix}", None), f"ff{suffix}")
+        feed_forward = feed_forward_of(found, getattr(module, f"ff{suffix}", None), f"ff{suffix}")
     unread = not ends and (norm2 is None or feed_forward is None)
     if modulation is None or norm1 is None or heads is None or unread:
         return None
@@ -199,7 +199,7 @@ def stream_of(
     return Stream(modulation, rows, norm1, heads, norm2, feed_forward)
 
 
-def _feed_forward(found: Findings, module: Any, name: str) -> FeedForward | None:
+def feed_forward_of(found: Findings, module: Any, name: str) -> FeedForward | None:
     """A net of GELU, dropout and Linear."""
     if not found.block(module, name, ("FeedForward",), ("net",)):
         return None

@@ -47,6 +47,7 @@ LAYER_NORM_CLASSES = {
 RMS_NORM_CLASSES = {
     "torch.nn.modules.normalization.RMSNorm",
     "diffusers.models.normalization.RMSNorm",
+    "comfy.ops.disable_weight_init.RMSNorm",
     "comfy.ldm.flux.layers.RMSNorm",
     "backend.nn.flux.RMSNorm",
     "comfy.ldm.modules.diffusionmodules.mmdit.RMSNorm",
@@ -316,6 +317,8 @@ class Findings:
         if len(own) != 1 or any(key not in _SCALES or own[key].ndim != 1 for key in own):
             self.add(f"{name} has {', '.join(sorted(own)) or 'no weight'}")
             return None
+        if "weight" in own:
+            self._plain(module, name, {})
         self._as_its_class(module, name)
         return module
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from lib_rocm_sd.hosts.read.unet_diffusers import code_of, processor_of
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 
 PROCESSOR = "FluxAttnProcessor"
-_CLIP: Bounded = partial(torch.clamp_, min=-65504, max=65504)
+CLIP: Bounded = partial(torch.clamp_, min=-65504, max=65504)
 _COMFYS: Bounded = partial(torch.nan_to_num_, nan=0.0)
 _FORGES: Bounded = partial(torch.clamp_, min=-32768.0, max=32768.0)
 """What each host does in fp16 with a result that may overflow."""
@@ -119,7 +120,7 @@ def double(found: Findings, module: Any) -> Joint | None:
     prompt = stream_of(found, module, "_context", second)
     if picture is None or prompt is None:
         return None
-    return fitting(found, Joint(picture, prompt, None, attn.heads, True, _CLIP))
+    return fitting(found, Joint(picture, prompt, None, attn.heads, True, CLIP))
 
 
 def single(found: Findings, module: Any) -> Single | None:
@@ -140,7 +141,7 @@ def single(found: Findings, module: Any) -> Single | None:
         heads = replace(heads, to_qkv=(*heads.to_qkv, up))
     modulation, bare = found.linear(norm, "linear", "norm"), found.bare_norm(norm, "norm", "norm")
     to_out = found.linear(module, "proj_out")
-    return _fitting(found, modulation, bare, heads, to_out, attn.heads, _CLIP)
+    return _fitting(found, modulation, bare, heads, to_out, attn.heads, CLIP)
 
 
 def _is_plain(found: Findings, attn: Any) -> bool:
@@ -150,19 +151,24 @@ def _is_plain(found: Findings, attn: Any) -> bool:
     children = (*layers, *fused, *norms, "to_out", "to_add_out")
     if not found.block(attn, "attn", ("FluxAttention",), children):
         return False
-    found.watch(attn, "heads", "added_kv_proj_dim", "fused_projections", "processor")
+    found.watch(attn, "heads", "added_kv_proj_dim", "fused_projections")
     found.settings(attn, "attn", {"head_dim": attn.inner_dim // attn.heads})
+    return plain_processor(found, attn, PROCESSOR, sys.modules[type(attn).__module__])
+
+
+def plain_processor(found: Findings, attn: Any, name: str, home: ModuleType) -> bool:
+    """Whether its processor is the one of that name in a Python module of diffusers', unchanged."""
+    found.watch(attn, "processor")
     processor = processor_of(attn)
-    kind, home = type(processor), type(attn).__module__
-    if kind.__name__ != PROCESSOR or kind.__module__ != home:
+    kind = type(processor)
+    if kind.__name__ != name or kind.__module__ != home.__name__:
         found.add(f"attn.processor is a {kind.__name__} of {kind.__module__}")
         return False
     for key in ("_attention_backend", "_parallel_config"):
         found.watched.append((vars(processor), key, vars(processor).get(key)))
         if getattr(processor, key, None) is not None:
             found.add(f"attn.processor.{key} is {getattr(processor, key)}")
-    functions = ("apply_rotary_emb", "dispatch_attention_fn")
-    for owner, key in (*code_of(processor), *((sys.modules[home], each) for each in functions)):
+    for owner, key in (*code_of(processor), (home, "dispatch_attention_fn")):
         found.function(owner, key, "attn.processor")
     return True
 

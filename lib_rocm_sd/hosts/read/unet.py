@@ -10,7 +10,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit import program
-from lib_rocm_sd.hosts.read import dit, flux, unet_diffusers
+from lib_rocm_sd.hosts.read import dit, flux, qwen, unet_diffusers
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
@@ -103,6 +103,8 @@ _Blocks = tuple[str, str, Callable[[Findings, nn.Module], Any], Callable[..., An
 def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
     every: list[_Blocks] = [
         ("diffusers", dit.CLASS, dit.joint, dit.joint_call),
+        ("diffusers", qwen.CLASS, qwen.joint, qwen.call),
+        ("comfy", qwen.CLASS, qwen.joint, qwen.comfys_call),
         ("diffusers", "FluxTransformerBlock", flux.double, flux.double_call),
         ("diffusers", "FluxSingleTransformerBlock", flux.single, flux.single_call),
     ]

@@ -52,6 +52,10 @@ class disable_weight_init:  # noqa: N801
         def forward(self, *args, **kwargs):
             return super().forward(*args, **kwargs)
 
+    class RMSNorm(nn.RMSNorm, CastWeightBiasOp):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
     @classmethod
     def conv_nd(s, dims, *args, **kwargs):  # noqa: N804
         return s.Conv2d(*args, **kwargs)
@@ -68,4 +72,7 @@ class manual_cast(disable_weight_init):  # noqa: N801
         comfy_cast_weights = True
 
     class LayerNorm(disable_weight_init.LayerNorm):
+        comfy_cast_weights = True
+
+    class RMSNorm(disable_weight_init.RMSNorm):
         comfy_cast_weights = True

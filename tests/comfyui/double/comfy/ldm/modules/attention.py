@@ -56,6 +56,7 @@ def attention_pytorch(
 
 
 optimized_attention = attention_pytorch
+optimized_attention_masked = optimized_attention
 
 
 class CrossAttention(nn.Module):

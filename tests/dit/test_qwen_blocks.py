@@ -1,0 +1,148 @@
+"""Qwen-Image's blocks in a real diffusers transformer: ours, right, given back."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lib_rocm_sd.hosts.read  # noqa: F401 - knows diffusers' classes
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
+from tests.graph_tape import recording_cpu
+
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+if not hasattr(diffusers, "QwenImageTransformer2DModel"):
+    pytest.skip("this diffusers has no Qwen-Image", allow_module_level=True)
+
+TITLE = "joint transformer block"
+WORDS = 7
+
+
+@cache
+def _drawn() -> nn.Module:
+    torch.manual_seed(0)
+    made = diffusers.QwenImageTransformer2DModel(
+        in_channels=16,
+        out_channels=4,
+        num_layers=3,
+        attention_head_dim=24,
+        num_attention_heads=4,
+        joint_attention_dim=32,
+        axes_dims_rope=(4, 8, 12),
+    )
+    made.eval().requires_grad_(False)
+    for parameter in made.parameters():  # a new one's modulations and norms do next to nothing
+        parameter.add_(0.02 * torch.randn_like(parameter))
+    return made  # type: ignore[no-any-return]
+
+
+def model(dtype: torch.dtype = torch.bfloat16) -> Any:
+    diffusers.utils.logging.set_verbosity_error()
+    return copy.deepcopy(_drawn()).to(dtype)
+
+
+def step(transformer: Any, turn: int = 1, masked: bool = False) -> torch.Tensor:
+    """On two pictures that are not square, of two prompts of seven words."""
+    generator, dtype = torch.Generator().manual_seed(turn), transformer.dtype
+    x, words = (
+        torch.randn(shape, generator=generator).to(dtype) for shape in ((2, 15, 16), (2, WORDS, 32))
+    )
+    mask = torch.ones(2, WORDS, dtype=torch.bool)
+    mask[1, 4:] = not masked
+    older = "txt_seq_lens" in inspect.signature(type(transformer).forward).parameters
+    with torch.no_grad():
+        made: torch.Tensor = transformer(
+            hidden_states=x,
+            encoder_hidden_states=words,
+            encoder_hidden_states_mask=mask if masked else None,
+            timestep=torch.tensor([0.5, 0.25]).to(dtype),
+            img_shapes=[[(1, 5, 3)]] * 2,
+            **({"txt_seq_lens": [WORDS] * 2} if older else {}),
+        ).sample
+    return made.clone()
+
+
+def taken_over(transformer: Any) -> UnetTakeover:
+    return take_over(transformer, Session.of("Auto", report=Report()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_blocks_are_ours_as_exact_as_the_hosts_and_given_back(dtype: torch.dtype) -> None:
+    transformer = model(dtype)
+    exact = copy.deepcopy(transformer).double()
+    right = [step(exact, turn) for turn in (1, 2)]
+    before = [vars(module).copy() for module in transformer.modules()]
+    hosts = [step(transformer, turn) for turn in (1, 2)]
+    taken = taken_over(transformer)
+    ours = [step(transformer, turn) for turn in (1, 2)]
+    (row,) = taken.report()
+    assert (row.kind, row.ours, row.total, row.left) == (TITLE, 3, 3, {})
+    assert not torch.equal(ours[0], hosts[0])
+    largest = lambda made: max(  # noqa: E731
+        (a - b).abs().max().item() for a, b in zip(made, right, strict=True)
+    )
+    assert largest(ours) <= 2 * largest(hosts)
+    taken.give_back()
+    assert [vars(module) for module in transformer.modules()] == before
+    assert all(map(torch.equal, [step(transformer, turn) for turn in (1, 2)], hosts))
+
+
+def test_a_recorded_step_is_the_launched_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer = model()
+    taken = taken_over(transformer)
+    launched = [step(transformer, turn) for turn in range(4)]
+    taken.give_back()
+    desk = recording_cpu(monkeypatch, baked=True)
+    taken = taken_over(transformer)
+    assert all(map(torch.equal, [step(transformer, turn) for turn in range(4)], launched))
+    assert desk.recorded == 3 and desk.replayed == 9
+
+
+@pytest.mark.parametrize(("stream", "asked", "answer"), [("img", 0, 1), ("txt", 1, 0)])
+def test_both_streams_are_clipped_in_fp16(stream: str, asked: int, answer: int) -> None:
+    block = model(torch.float16).transformer_blocks[0]
+    block.get_submodule(f"{stream}_mod.1").bias += 4.0
+    block.get_submodule(f"{stream}_mlp.net.2").bias += 1000.0
+    drawn = [torch.randn(shape).half() for shape in ((2, 15, 96), (2, WORDS, 96), (2, 96))]
+    drawn[asked] = 63000 * drawn[asked].sign()
+    given = (*drawn[:2], None, drawn[2])
+    theirs = block(*given)
+    taken = taken_over(nn.ModuleList([block]))
+    ours = block(*given)
+    assert taken.report()[0].ours == 1
+    assert theirs[answer].abs().max() == 65504
+    for mine, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, right, atol=64, rtol=0.01, equal_nan=True)
+
+
+def test_a_mask_is_the_hosts_and_said() -> None:
+    transformer = model()
+    hosts = step(transformer, masked=True)
+    taken = taken_over(transformer)
+    made = step(transformer, masked=True)
+    (row,) = taken.report()
+    assert row.left == {"it is given a mask for the prompt": 3}
+    assert torch.equal(made, hosts)
+
+
+def test_what_was_changed_is_the_hosts_and_says_why() -> None:
+    transformer = model()
+    taken = taken_over(transformer)
+    step(transformer)
+    first, second, third = transformer.transformer_blocks
+    first.attn.norm_added_k.eps = 1e-3
+    second.txt_mod[0] = nn.GELU()
+    third.attn.set_processor(type("Mine", (type(third.attn.processor),), {})())
+    (row,) = taken.report()
+    assert row.ours == 0 and [why.split(" of ")[0] for why in row.left] == [
+        "attn: its norm_added_q and norm_added_k are unlike",
+        "txt_mod.0 is a GELU, not SiLU",
+        "attn.processor is a Mine",
+    ]
