@@ -20,7 +20,7 @@ import pytest
 import torch
 from fastapi import FastAPI
 from gradio import routes
-from starts import kept, list_once, make_cheaper, remembered
+from starts import checked_once, kept, list_once, make_cheaper, remembered
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROOTS = ("modules", "ldm", "sgm", "lib_rocm_sd")
@@ -283,6 +283,7 @@ class FakeGpu:
             build.is_cached, build.build = self.builder.is_cached, self.builder.build  # type: ignore[attr-defined]
         selftest = importlib.import_module("lib_rocm_sd.engine.selftest")
         selftest.reference_of = remembered(selftest.reference_of)  # type: ignore[attr-defined]
+        selftest.check = checked_once(selftest.check)  # type: ignore[attr-defined]
         usable = module.engine.usable
 
         def usable_here(asked: torch.device, op: Any = kinds.ATTENTION, *session: Any) -> list[str]:

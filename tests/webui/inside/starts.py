@@ -38,6 +38,7 @@ took more than half of a start.
 """
 _tables: dict[str, dict[str, Any]] = {}
 _references: dict[tuple[str, str], Any] = {}
+_checks: dict[tuple[str, ...], Any] = {}
 _codes: dict[tuple[int, int, int], CodeType] = {}
 _from_file = SourceFileLoader.get_code
 
@@ -138,6 +139,22 @@ def remembered(reference_of: Any) -> Any:
         if key not in _references:
             _references[key] = reference_of(reference, make_inputs, problem)
         return _references[key]
+
+    return found
+
+
+def checked_once(check: Any) -> Any:
+    """The engine's self-test, which knows what of torch's has passed on the CPU in other starts."""
+
+    def found(op: Any, variant: Any, config: Any, launch: Any, problem: Any, device: Any) -> Any:
+        words = (type(variant).__qualname__, _place(type(variant).run), f"{config} {problem}")
+        key = (op.name, *words, str(device))
+        if key in _checks:
+            return _checks[key]
+        made = check(op, variant, config, launch, problem, device)
+        if not made.reason and type(variant).__module__.endswith(".torch"):
+            _checks[key] = made
+        return made
 
     return found
 
