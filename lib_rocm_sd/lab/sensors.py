@@ -336,9 +336,9 @@ def measured_power(summaries: Sequence[Summary], pictures: int = 1) -> dict[str,
 
 def of_device(device: torch.device, info: DeviceInfo) -> Source | str:
     """What reads `device`, or why there is nothing: AMD through sysfs, NVIDIA through NVML."""
-    if info.backend == "hip":
+    if device.type == "cuda" and info.backend == "hip":
         return sysfs_source(_address(device))
-    if info.backend == "cuda" and info.name:
+    if device.type == "cuda" and info.backend == "cuda" and info.name:
         return nvml_source(_address(device, 8).upper())
     return f"{info.name or info.backend} does not tell them"
 

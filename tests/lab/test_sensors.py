@@ -289,6 +289,7 @@ def test_who_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_device(CUDA, hip) == "sysfs " and of_device(CUDA, cuda) == "nvml "
     for info in (identify(torch.device("cpu")), DeviceInfo(0, "Z", "zluda", None, None)):
         assert str(of_device(CUDA, info)).endswith("does not tell them")
+    assert str(of_device(torch.device("cpu"), hip)).endswith("does not tell them")
     assert sensors.EVERY_S > 0
 
 
