@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from lib_rocm_sd.distributed import Group, joined, patch_parallel
+from lib_rocm_sd.distributed import Group, RankError, joined, patch_parallel
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts.diffusers.pipeline import patched
 from lib_rocm_sd.hosts.diffusers.unet import patched_unet
@@ -95,6 +95,7 @@ def changes() -> dict[str, Any]:
     with joined(limit_s=LIMIT_S) as group, torch.no_grad():
         found["one rank only"] = _one_only(group)
         found["lacking"] = _lacking(group)
+        found["different ways"] = _different_ways(group)
         found["once a step"] = _once_a_step(group)
         found["pipeline"] = _pipeline(group)
         found["stale"] = _stale(group)
@@ -143,6 +144,20 @@ def _lacking(group: Group) -> list[tuple[float, int]]:
             if step == 1:
                 engine.renew()
     return found
+
+
+def _different_ways(group: Group) -> str:
+    """What is raised where one rank leaves a block to diffusers that was to be ours on all."""
+    unet, given = unet_of("SD 1.5"), given_to("SD 1.5", (16, 16))
+    first = unet.down_blocks[0].resnets[0]
+    with both(unet, group) as parallel:
+        without = patch.object(parallel, "is_ours", lambda m: m in parallel.ours and m is not first)
+        with without if group.rank else nullcontext():
+            try:
+                unet(**given)
+            except RankError as raised:
+                return str(raised)
+    return ""
 
 
 def _once_a_step(group: Group) -> tuple[int, int]:

@@ -53,6 +53,7 @@ def test_a_block_is_ours_on_all_ranks_or_on_none(changed: Any) -> None:
         assert apart < 0.01 and ours == 0
         assert [ours for _, ours in rank["lacking"]] == [32, 21, 32]
         assert all(apart < 0.01 for apart, _ in rank["lacking"])
+        assert "computed blocks in different ways" in rank["different ways"]
     assert any("no convolution of ours" in line for line in changed[1]["told"])
 
 

@@ -9,6 +9,7 @@ itself; in any other one, the forwards of its convolutions, norms and attentions
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from torch import nn
 from lib_rocm_sd.cards.batch import image_of, with_image
 from lib_rocm_sd.cards.group import Agreement, Group
 from lib_rocm_sd.cards.image_rows import Edges, Exact, RowSplit, Stale, row_split
+from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.modules.patches import Patch, put, take
 from lib_rocm_sd.ops.group_norm.formula import applied, moments_of, norm_from
 from lib_rocm_sd.report import report
@@ -113,6 +115,8 @@ class PatchParallel:
         self.ours: frozenset[nn.Module] = frozenset()
         """The blocks that were computed by their programs in the last call, on all ranks."""
         self._block, self._asked = "", 0
+        self._digest = 0
+        """Of all that blocks of ours have asked in this call."""
         self.split_calls = self.whole_calls = 0
 
     def put_in(self) -> list[Patch]:
@@ -174,7 +178,9 @@ class PatchParallel:
 
     def _key(self) -> str:
         self._asked += 1
-        return f"{self._block}{self._asked}"
+        key = f"{self._block}{self._asked}"
+        self._digest = zlib.crc32(key.encode(), self._digest)
+        return key
 
     def _agreed(self, rows: RowSplit) -> frozenset[nn.Module]:
         """The blocks that are ours on all ranks. Where images do not halve, diffusers tells a block
@@ -201,7 +207,7 @@ class PatchParallel:
         is_stale = isinstance(self._exchange, Stale)  # else nobody waits for the device
         self._exchange.begin(float(torch.as_tensor(timestep).flatten()[0]) if is_stale else 0.0)
         rows = self._split(sample)
-        self.ours = self._agreed(rows)
+        self.ours, self._digest = self._agreed(rows), 0
         self._rows = rows
         try:
             for name in RESIDUALS:
@@ -211,6 +217,11 @@ class PatchParallel:
                 result = self._theirs(self._own(sample), timestep, *args, **kwargs)
         finally:
             self._rows = None
+        digests = self._group.gather(torch.tensor([self._digest], device="cpu"))
+        if len({int(digest) for digest in digests}) > 1:
+            raise RankError(
+                "the ranks computed blocks in different ways, so exchanged other things"
+            )
         sizes = [last - first for first, last in rows.parts]
         return with_image(result, self._group.concatenate(image_of(result), sizes, 2))
 
