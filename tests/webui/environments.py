@@ -97,6 +97,7 @@ REAL = Environment(
         "pytorch_lightning==1.9.4",
         "scipy",
         "setuptools<80",
+        "spandrel==0.3.4",
         "tokenizers==0.22.*",
         "tomesd==0.1.3",
         "torchdiffeq",

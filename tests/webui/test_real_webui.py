@@ -68,6 +68,7 @@ INSIDE = (
     "test_unet_halves.py",
     "test_several.py",
     "test_measuring.py",
+    "test_upscaler.py",
 )
 
 

@@ -11,11 +11,14 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import host
 from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.runtime import background
-from lib_rocm_sd.shipped import ATTENTION_PART, UNETS, VAE_PART, in_order, shipped
+from lib_rocm_sd.shipped import ATTENTION_PART, UNETS, UPSCALER_PART, VAE_PART, in_order, shipped
 from lib_rocm_sd.trials import stamp, zluda
 
 _UNET_OPS = ("linear", "layer norm")
 BEING_TRIED = "being tried"
+
+_later: list[str] = []
+"""Parts that no start needs and that were asked for since."""
 
 
 def begin(settle: Callable[[], None]) -> None:
@@ -34,7 +37,7 @@ def begin(settle: Callable[[], None]) -> None:
     if info.reasons or info.arch is None:
         return
 
-    before, parts = background.state().running, in_order(host.checkpoint_kind())
+    before, parts = background.state().running, (*in_order(host.checkpoint_kind()), *_later)
 
     def expect() -> None:
         """Have tried what is compiled, in order. A part may have no kernel that none before has."""
@@ -56,6 +59,18 @@ def begin(settle: Callable[[], None]) -> None:
         host.say("until they are ready the WebUI's own code makes the pictures")
     expect()
     trials.expect_training()
+
+
+def begin_upscaler(settle: Callable[[], None]) -> None:
+    """Start compiling and trying what upscalers need, too, once; `settle` as `begin` says."""
+    if UPSCALER_PART not in _later:
+        _later.append(UPSCALER_PART)
+        begin(settle)
+
+
+def refusal(part: str) -> str:
+    """Why a part has to be waited for, or will never be ready; empty if neither. Takes no lock."""
+    return background.refusal(part) or trials.pending(part)
 
 
 def _beside_zluda(settle: Callable[[], None]) -> None:
@@ -94,5 +109,4 @@ def pending(op_name: str) -> str:
         parts = (ATTENTION_PART,)
     elif op_name in _UNET_OPS:
         parts = unet_parts()
-    reasons = (background.refusal(part) or trials.pending(part) for part in parts)
-    return next(filter(None, reasons), "")
+    return next(filter(None, map(refusal, parts)), "")

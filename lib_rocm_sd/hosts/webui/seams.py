@@ -82,6 +82,13 @@ class Seam(ABC):
             except Exception as error:
                 host.say_once(f"kernels are not put in another order: {trouble.once(error)}")
 
+    def begin_upscaler(self) -> None:
+        """Have compiled and tried what upscalers need, too, once. Never raises."""
+        try:
+            background.begin_upscaler(self._when_ready)
+        except Exception as error:
+            host.say_once(f"an upscaler's kernels are not compiled ahead: {trouble.once(error)}")
+
     def settle(self) -> None:
         """The kernels are compiled and tried, or will never be: take over, or leave. Waits for its
         turn; nothing where more is to be waited for.

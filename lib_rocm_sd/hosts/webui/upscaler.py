@@ -23,10 +23,12 @@ from typing import Any
 from lib_rocm_sd import report
 from lib_rocm_sd.hosts.ui.options import DEFAULTS, UPSCALER_MODES, Options
 from lib_rocm_sd.hosts.upscaler import LeftError, whole
-from lib_rocm_sd.hosts.webui import host, settings, vae
+from lib_rocm_sd.hosts.webui import background, host, settings, vae
 from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.progress import Watch
+from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.modules.patches import Patch, put, take
+from lib_rocm_sd.shipped import UPSCALER_PART
 from lib_rocm_sd.upscaler.program import PART
 from lib_rocm_sd.vae.bands import Interrupted
 
@@ -73,6 +75,8 @@ class UpscalerSession:
             theirs = vars(module).get(WALK)
             if callable(theirs) and not isinstance(theirs, Walk):
                 self._patches.append(put(module, WALK, Walk(theirs, self._upscale)))
+        if any(map(self.serves, host.attribute("modules.shared", "sd_upscalers") or ())):
+            optimizer().begin_upscaler()
         self.end()
 
     def unload(self) -> None:
@@ -132,6 +136,10 @@ class UpscalerSession:
         return theirs(*args, **kwargs)
 
     def _whole(self, theirs: Callable[..., Any], call: inspect.BoundArguments, watch: Watch) -> Any:
+        optimizer().begin_upscaler()
+        waits = background.refusal(UPSCALER_PART)
+        if waits:
+            raise LeftError(waits)
         with whole(
             call.arguments["model"],
             a1111_session.current(),
@@ -156,7 +164,8 @@ def why_not(options: Options) -> list[str]:
         return ["Upscaler is Off"]
     if not settings.current().upscaler:
         return ["Settings > ROCm SD excludes the upscaler"]
-    return vae.refusals() or list(session.turn.left)
+    waits = background.refusal(UPSCALER_PART)
+    return vae.refusals() or ([waits] if waits else list(session.turn.left))
 
 
 session = UpscalerSession()

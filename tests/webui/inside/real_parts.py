@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 STUBS = {
     *("accelerate", "blendmodes", "cleanfid", "clip", "cv2", "diffusers", "facexlib", "git"),
     *("jsonmerge", "kornia", "olive", "onnx", "onnxruntime", "open_clip", "optimum"),
-    *("pillow_avif", "resize_right", "skimage", "spandrel", "spandrel_extra_arches", "timm"),
+    *("pillow_avif", "resize_right", "skimage", "spandrel_extra_arches", "timm"),
     *("tomesd", "torchvision"),
 }
 """Packages that a WebUI imports at its start and that no generation here comes near."""

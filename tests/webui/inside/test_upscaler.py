@@ -269,6 +269,42 @@ def test_without_kernels_it_is_the_webuis(start: Start) -> None:
     assert "there is no conv" in why_left(webui, picture())
 
 
+def test_no_start_compiles_an_upscalers_kernels_where_none_is_installed(
+    start: Start, gpu: FakeGpu
+) -> None:
+    webui = start(gpu=gpu, before=with_upscaler)
+    assert webui.library("hosts.webui.background")._later == ["upscaler"]
+    webui = start(gpu=gpu)
+    assert webui.library("hosts.webui.background")._later == []
+
+
+def test_while_kernels_are_compiled_it_is_the_webuis(
+    webui: WebUI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    background, asked = webui.library("hosts.webui.background"), []
+
+    def refusal(part: str) -> str:
+        asked.append(part)
+        return "compiling, 3 of 9 kernels are done"
+
+    monkeypatch.setattr(background, "refusal", refusal)
+    assert why_left(webui, picture()) == "compiling, 3 of 9 kernels are done"
+    assert set(asked) == {"upscaler"}
+
+
+def test_what_cannot_be_begun_costs_no_picture(
+    webui: WebUI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    background, seen = webui.library("hosts.webui.background"), runs(webui, monkeypatch)
+
+    def fails(settle: Any) -> None:
+        raise OSError("no cache")
+
+    monkeypatch.setattr(background, "begin_upscaler", fails)
+    extras(webui, picture())
+    assert len(seen) == 1
+
+
 def test_a_network_that_is_not_known_is_the_webuis(webui: WebUI) -> None:
     class Network(torch.nn.Module):
         def __init__(self) -> None:
