@@ -57,7 +57,8 @@ class HostCall:
     `arguments(size)` gives for two latents, or a picture, of size x size pixels. Within `theirs()`
     nothing of this extension works. Within `ours()` the UNet's blocks, or the network, are ours, or
     entering or calling it raises ValueError with a reason. `dtype`: of the results, such as
-    "float16". `note`: what else is to be known of the calls.
+    "float16". `note`: what else is to be known of the calls. `compared_at`: the size at which
+    results are compared, where the host's own has seams, or else, at others; 0: at each.
     """
 
     call: Callable[..., Any]
@@ -66,6 +67,7 @@ class HostCall:
     ours: Callable[[], AbstractContextManager[Any]]
     dtype: str
     note: str = ""
+    compared_at: int = 0
 
 
 @dataclass(frozen=True)

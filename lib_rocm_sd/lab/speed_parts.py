@@ -178,8 +178,6 @@ IN_A_ROW, CHUNK_MS = 10, 250.0
 LEAST_TIMES = 3
 MOST_ERROR = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3, "uint8": 2 / 255}
 """A larger one, relative to the largest value, is not by rounding alone."""
-ONE_TILE = 64
-"""Pixels a side of a picture that hosts make in one tile."""
 
 
 def step_rows(job: Job) -> Iterator[Row]:
@@ -188,16 +186,14 @@ def step_rows(job: Job) -> Iterator[Row]:
 
 
 def upscaler_rows(job: Job) -> Iterator[Row]:
-    """Per size, both: ms a picture. Raises Cancelled. The host's own tiles have seams, so pictures
-    are compared that are one tile.
-    """
-    return _both_rows(job, "upscaler", "upscaler", job.side.upscaler, "{} upscaled", ONE_TILE)
+    """Per size, both: ms a picture. Raises Cancelled."""
+    return _both_rows(job, "upscaler", "upscaler", job.side.upscaler, "{} upscaled")
 
 
 def _both_rows(
-    job: Job, test: str, what: str, get: Callable[[], HostCall | None], name: str, most: int = 0
+    job: Job, test: str, what: str, get: Callable[[], HostCall | None], name: str
 ) -> Iterator[Row]:
-    """Rows of the host's own code and of ours. `most`: compared at no larger size; 0: any."""
+    """Rows of the host's own code and of ours."""
     shares = Shares(job.effort.parts_s[test], 2 * len(job.sizes))
     subject, reason = None, f"there is no {what} to run"
     try:
@@ -212,11 +208,9 @@ def _both_rows(
         outputs: list[torch.Tensor] = []
         for method, inside in ((OFF, subject.theirs), (OURS[test], subject.ours)):
             job.told(shares.fraction, f"{case}, {method}")
-            at = min(size, most or size)
-            row = Row(test, case, method, note=f"checked at {side(at)}" if at < size else "")
-            compared = (at, outputs)
+            row = Row(test, case, method)
             share_s = shares.next_s()
-            yield job.row(row, size, _call_row, job, subject, size, inside, compared, share_s)
+            yield job.row(row, size, _call_row, job, subject, size, inside, outputs, share_s)
 
 
 def _call_row(
@@ -225,14 +219,13 @@ def _call_row(
     subject: HostCall,
     size: int,
     inside: Callable[[], AbstractContextManager[Any]],
-    compared: tuple[int, list[torch.Tensor]],
+    outputs: list[torch.Tensor],
     share_s: float,
 ) -> Row:
-    """The row of a method. Its result at a size is added to results, whose first is compared with:
-    both are `compared`.
-    """
-    at, outputs = compared
-    row = replace(row, note="; ".join(filter(None, (row.note, subject.note))))
+    """The row of a method; its result is added to `outputs`, whose first is compared with."""
+    at = subject.compared_at or size
+    checked = f"checked at {side(at)}" if at != size else ""
+    row = replace(row, note="; ".join(filter(None, (subject.note, checked))))
     with inside():
         guard = job.guard()
         guard.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,13 +93,14 @@ def test_a_wrong_step_is_not_timed(error: float, dtype: str) -> None:
 
 def test_upscaled_pictures_are_compared_where_they_are_one_tile() -> None:
     upscaler = Unet(1 / 255, dtype="uint8")
+    upscaler.denoiser = replace(upscaler.denoiser, compared_at=96)
     found = rows(upscaler, UPSCALER)
     assert [(row["test"], row["case"], row["note"]) for row in found[1::2]] == [
-        ("upscaler", "64x64 upscaled", "a note"),
-        ("upscaler", "128x128 upscaled", "checked at 64x64; a note"),
+        ("upscaler", "64x64 upscaled", "a note; checked at 96x96"),
+        ("upscaler", "128x128 upscaled", "a note; checked at 96x96"),
     ]
     assert all(row["runs"] >= 3 and not row["reason"] for row in found)
-    assert upscaler.seen.count(("on", 128)) >= 3 and ("on", 64) in upscaler.seen
+    assert upscaler.seen.count(("on", 128)) >= 3 and ("on", 96) in upscaler.seen
     wrong = [row["reason"] for row in rows(Unet(3 / 255, dtype="uint8"), UPSCALER)[1::2]]
     assert wrong == ["wrong: error 1.2e-02"] * 2
     assert rows(None, UPSCALER)[0]["reason"] == "there is no upscaler to run"

@@ -55,6 +55,8 @@ NO_CHECKPOINT = "no checkpoint is loaded"
 AT_WORK = "the WebUI is busy: a generation is running or waiting; try again when it finishes"
 
 COMPILING = "kernels are being compiled; try again when that finishes"
+ENLARGED = 2
+"""Sides of an upscaled picture for one: as hires fix asks at first, and one call of a network."""
 BATCH, TOKENS, FACTOR = 2, 77, 8
 """The prompt and the negative prompt; pixels of a picture per pixel of a latent image."""
 
@@ -328,12 +330,14 @@ def denoiser(model: nn.Module, device: torch.device) -> HostCall:
 
 
 def upscaling(data: Any) -> HostCall:
-    """`data`: the WebUI's UpscalerData."""
+    """`data`: the WebUI's UpscalerData. Its code makes a picture as large as a tile without seams,
+    and gives a smaller one black borders.
+    """
     session = upscaler_host.session
 
     def call(picture: Any) -> torch.Tensor:
         session.begin()
-        made = data.scaler.upscale(picture, data.scale, data.data_path)
+        made = data.scaler.upscale(picture, ENLARGED, data.data_path)
         if session.turn.left:
             raise ValueError(next(iter(session.turn.left)))
         return torch.frombuffer(bytearray(made.tobytes()), dtype=torch.uint8)
@@ -357,6 +361,7 @@ def upscaling(data: Any) -> HostCall:
         lambda: within("Auto"),
         "uint8",
         data.name,
+        int(getattr(host.attribute("modules.shared", "opts"), "ESRGAN_tile", 0)),
     )
 
 

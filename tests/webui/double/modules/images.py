@@ -1,7 +1,8 @@
 """Double of modules/images.py: tiles, and how a picture is enlarged for img2img and hires fix.
 
 The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd. Where tiles overlap, the
-later one lies on top; the real one blends them.
+later one lies on top; the real one blends them. As there, what is smaller than a tile has black
+above and to the left of it.
 """
 
 from collections import namedtuple
@@ -21,7 +22,7 @@ class Grid(namedtuple("_Grid", ["tiles", "tile_w", "tile_h", "image_w", "image_h
 
 def _places(side, tile, overlap):
     if side <= tile:
-        return [0]
+        return [side - tile]
     return [*range(0, side - tile, tile - overlap), side - tile]
 
 
@@ -30,10 +31,10 @@ def split_grid(image, tile_w=512, tile_h=512, overlap=64):
     rows = []
     for y in _places(h, tile_h, overlap):
         row = [
-            [x, min(tile_w, w), image.crop((x, y, min(x + tile_w, w), min(y + tile_h, h)))]
+            [x, tile_w, image.crop((x, y, x + tile_w, y + tile_h))]
             for x in _places(w, tile_w, overlap)
         ]
-        rows.append([y, min(tile_h, h), row])
+        rows.append([y, tile_h, row])
     return Grid(rows, tile_w, tile_h, w, h, overlap)
 
 

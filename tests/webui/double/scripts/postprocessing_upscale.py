@@ -16,6 +16,7 @@ class ScriptPostprocessingUpscale(scripts_postprocessing.ScriptPostprocessing):
 
     def ui(self):
         return {
+            "upscale_enabled": gr.Checkbox(True),
             "upscale_by": gr.Slider(minimum=1.0, maximum=8.0, value=4),
             "upscaler_1_name": gr.Dropdown(choices=[each.name for each in shared.sd_upscalers]),
         }
@@ -35,7 +36,7 @@ class ScriptPostprocessingUpscale(scripts_postprocessing.ScriptPostprocessing):
         upscaler_2_visibility=0.0,
     ):
         upscaler = next((x for x in shared.sd_upscalers if x.name == upscaler_1_name), None)
-        if upscaler is None:
+        if not upscale_enabled or upscaler is None:
             return
         key = (pp.image.tobytes(), upscaler.name, upscale_by)
         if key not in upscale_cache:
