@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lib_rocm_sd.hosts.webui import attention as forge_bindings
+from lib_rocm_sd.hosts.webui import host
 from lib_rocm_sd.hosts.webui.attention import Bindings, Function
 from lib_rocm_sd.hosts.webui.host import Kind
 
@@ -109,7 +109,7 @@ def test_a_script_that_nobody_can_import(
 ) -> None:
     script = make("a_script", chosen=home.plain)
     del sys.modules["a_script"]
-    monkeypatch.setattr(forge_bindings, "_scripts", lambda: (script,))
+    monkeypatch.setattr(host, "scripts", lambda: (script,))
     bindings.put(KIND)
     assert of(script, "chosen") == "ours for chosen"
     bindings.take()
