@@ -21,7 +21,6 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.modules.stand_in import StandIn, UnknownModuleError, brief
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.upscaler.program import Upscaler
 from lib_rocm_sd.vae.bands import Interrupted, Overflow
 from lib_rocm_sd.vae.policy import FREE_SHARE
@@ -42,9 +41,7 @@ class UpscalerStandIn(StandIn):
 
     def __init__(self, network: nn.Module, session: Session, **watched: Any) -> None:
         super().__init__(network)
-        weights = next(network.parameters(), torch.empty(0))
-        self._dtype = weights.dtype if weights.dtype in HALVES else torch.float16
-        self.program = Upscaler(network, self._dtype)
+        self.program = Upscaler(network)
         self._session, self._watched = session, watched
         self._why = "it is not called with one picture"
 
@@ -61,7 +58,7 @@ class UpscalerStandIn(StandIn):
         (height, width), session = shape[-2:], self._session
         try:
             plan = self.program.prepare(
-                height, width, self._dtype, device, session=session, mode="whole"
+                height, width, self.program.dtype, device, session=session, mode="whole"
             )
         except UnknownModuleError as error:
             raise LeftError("; ".join(brief(error.reasons))) from None

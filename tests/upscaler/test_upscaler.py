@@ -13,6 +13,7 @@ from torch import nn
 
 from lib_rocm_sd.catalog import upscaler as catalog
 from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.hosts.upscaler import UpscalerStandIn
 from lib_rocm_sd.lab import upscaler_models
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.report import Report
@@ -126,6 +127,15 @@ def test_half_is_no_further_from_float32_than_the_hosts(kind: str, weights: torc
     half = own(module.half(), x.half()).float()
     assert (ours - right).norm() <= max((half - right).norm(), 1e-5 * right.norm())
     assert (ours - right).abs().max() < 1 / 255
+
+
+@needs_half
+def test_a_host_with_bfloat16_has_fp16s_picture() -> None:
+    """Bfloat16 has too few bits for 255 steps."""
+    module = network("x4").bfloat16()
+    x = picture(module, *ODD).float()
+    ours = UpscalerStandIn(module, Session.of("Auto")).serve(x)
+    assert (ours - own(module.float(), x)).abs().max() < 1 / 255
 
 
 def test_kept_images_are_few_and_near() -> None:
