@@ -4,9 +4,11 @@ their doubles, and those of BasicSR's names.
 
 from __future__ import annotations
 
-import sys
+import importlib.util
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,36 +16,39 @@ from torch import nn
 
 from lib_rocm_sd.lab import upscaler_models
 
-DOUBLE = Path(__file__).parent / "double"
+DOUBLE = Path(__file__).parent / "double" / "spandrel.py"
 
 
-def _spandrel(name: str) -> Any:
-    """One of spandrel's classes."""
+@cache
+def _spandrel() -> Any:
+    """What has spandrel's classes. The double is no module that others could import: hosts have
+    doubles of spandrel's loader.
+    """
     try:
         from spandrel.architectures.Compact.arch.SRVGG import SRVGGNetCompact
         from spandrel.architectures.ESRGAN.arch.RRDB import RRDBNet
         from spandrel.architectures.SPAN.arch.span import SPAN
     except ImportError:
-        sys.path.insert(0, str(DOUBLE))
-        try:
-            from spandrel.architectures.networks import SPAN, RRDBNet, SRVGGNetCompact
-        finally:
-            sys.path.remove(str(DOUBLE))
-    return {"RRDBNet": RRDBNet, "SRVGGNetCompact": SRVGGNetCompact, "SPAN": SPAN}[name]
+        spec = importlib.util.spec_from_file_location("spandrel.architectures.double", DOUBLE)
+        assert spec is not None and spec.loader is not None
+        double = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(double)
+        return double
+    return SimpleNamespace(RRDBNet=RRDBNet, SRVGGNetCompact=SRVGGNetCompact, SPAN=SPAN)
 
 
 def _rrdb(**settings: Any) -> Any:
     settings = {"num_filters": 16, "num_blocks": 2, **settings}
-    return _spandrel("RRDBNet")(**settings)
+    return _spandrel().RRDBNet(**settings)
 
 
 def _compact(**settings: Any) -> Any:
-    return _spandrel("SRVGGNetCompact")(**{"num_feat": 24, "num_conv": 19, **settings})
+    return _spandrel().SRVGGNetCompact(**{"num_feat": 24, "num_conv": 19, **settings})
 
 
 def _span(**settings: Any) -> Any:
     settings = {"num_in_ch": 3, "num_out_ch": 3, "feature_channels": 20, **settings}
-    return _spandrel("SPAN")(**{"upscale": 2, "norm": False, **settings})
+    return _spandrel().SPAN(**{"upscale": 2, "norm": False, **settings})
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
