@@ -259,3 +259,20 @@ def test_patched_takes_a_pipelines_transformer_over() -> None:
         rows = {row.kind: row.ours for row in patch.unet.rows()}
         assert rows == {JOINT: 2, SINGLE: 3}
     assert not any("forward" in vars(module) for module in transformer.modules())
+
+
+def test_adapters_of_peft_count_while_they_are_on() -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    transformer = model(torch.float32)
+    layers = ["to_q", "to_out.0", "add_q_proj", "proj_mlp", "proj_out", "ff.net.2", "norm.linear"]
+    transformer.add_adapter(
+        peft.LoraConfig(r=4, lora_alpha=4, init_lora_weights=False, target_modules=layers)
+    )
+    transformer = transformer.bfloat16().eval().requires_grad_(False)
+    exact = step(copy.deepcopy(transformer).double())
+    hosts = step(transformer)
+    taken = taken_over(transformer)
+    assert (step(transformer) - exact).abs().max() <= 2 * (hosts - exact).abs().max()
+    transformer.disable_adapters()
+    assert (step(transformer) - exact).abs().max() > 4 * (hosts - exact).abs().max()
+    assert counts(taken) == {JOINT: (2, 2), SINGLE: (3, 3)}
