@@ -205,8 +205,8 @@ class BandedProgram(ABC, Generic[R, L]):
         progress: Callable[[int, int], None] = nothing,
         interrupt: Callable[[], bool] = bool,
     ) -> torch.Tensor:
-        """What the module gives for `image` (N, C, H, W): (N, C', H', W'), in the dtype that
-        `_run` gives.
+        """What the module gives for `image` (N, C, H, W): (N, C', H', W'), of a VAE in the weights'
+        dtype, of an upscaler in the image's.
 
         `mode`: one of policy.MODES. `budget_bytes`: device memory to keep to beside the weights,
         None: by the session's level; "whole" keeps to none. `progress(done, total)` and

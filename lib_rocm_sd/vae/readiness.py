@@ -106,7 +106,7 @@ class Readiness:
         missing = launcher.missing(specs)
         if missing:
             self.session.report.event(
-                f"compiling {len(missing)} kernels of the VAE for {info.gfx}, once"
+                f"{self.session.part}: compiling {len(missing)} kernels for {info.gfx}, once"
             )
             launcher.build(missing)
 
