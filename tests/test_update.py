@@ -51,6 +51,6 @@ def test_names_that_users_have_saved_are_those_of_the_document() -> None:
     from lib_rocm_sd.hosts.webui import settings
 
     keys = {value for name, value in vars(settings).items() if name.endswith("_KEY")}
-    saved = keys | {options.INFOTEXT_KEY, options.UNET_KEY, options.VAE_KEY}
-    assert len(saved) == 9
+    saved = keys | {value for name, value in vars(options).items() if name.endswith("_KEY")}
+    assert len(saved) == 11
     assert [name for name in sorted(saved) if f"`{name}`" not in DOCUMENT] == []
