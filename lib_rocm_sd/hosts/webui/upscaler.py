@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd import report
+from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.ui.options import DEFAULTS, UPSCALER_MODES, Options
 from lib_rocm_sd.hosts.upscaler import LeftError, whole
 from lib_rocm_sd.hosts.webui import background, host, settings, vae
@@ -132,7 +133,9 @@ class UpscalerSession:
         except Interrupted:
             return call.arguments["img"]  # what the WebUI gives where its tiles are interrupted
         except LeftError as left:
-            self._leave(f"an upscaler was left to the WebUI: {left}")
+            self._leave(str(left))
+        except Exception as error:  # of the WebUI's own, which a tile size of 0 may be new to
+            self._leave(f"it does not take a whole picture: {trouble.once(error)}")
         return theirs(*args, **kwargs)
 
     def _whole(self, theirs: Callable[..., Any], call: inspect.BoundArguments, watch: Watch) -> Any:
@@ -150,7 +153,8 @@ class UpscalerSession:
         self.turn.ran[ours.manner] = None
         return picture
 
-    def _leave(self, message: str) -> None:
+    def _leave(self, why: str) -> None:
+        message = f"an upscaler was left to the WebUI: {why}"
         self.turn.left[message] = None
         report.event(message)
         host.say_once(message)

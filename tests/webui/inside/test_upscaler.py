@@ -303,6 +303,21 @@ def test_what_cannot_be_begun_costs_no_picture(
     assert len(seen) == 1
 
 
+def test_a_webui_that_takes_no_tile_size_of_0(webui: WebUI) -> None:
+    """As a Forge's that divides by the step from tile to tile."""
+    place = webui.esrgan_model
+    walk = place.upscale_with_model
+    own = walk.theirs
+
+    def divides(model: Any, img: Any, *, tile_size: int, tile_overlap: int = 0) -> Any:
+        assert 1 / tile_size
+        return own(model, img, tile_size=tile_size, tile_overlap=tile_overlap)
+
+    walk.theirs = divides
+    assert "ZeroDivisionError" in why_left(webui, picture())
+    assert "forward" not in vars(data_of(webui).scaler.load_model(data_of(webui).data_path).model)
+
+
 def test_a_network_that_is_not_known_is_the_webuis(webui: WebUI) -> None:
     class Network(torch.nn.Module):
         def __init__(self) -> None:
