@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lib_rocm_sd import cache, console
-from lib_rocm_sd.shipped import AT_START, UPSCALER_PART, shipped, work
+from lib_rocm_sd.shipped import AT_START, SD3_PART, UPSCALER_PART, shipped, work
 from lib_rocm_sd.trials import stamp, verdicts
 from lib_rocm_sd.trials.verdicts import Verdict
 
@@ -33,8 +33,8 @@ Say = Callable[[str], None]
 
 
 def classes(part: str, arch: Arch) -> list[Subject]:
-    """What one of `shipped.AT_START`, or UPSCALER_PART, launches, of what is compiled ahead, what
-    is needed first first. Needs torch.
+    """What one of the parts in shipped.py launches, of what is compiled ahead, what is needed first
+    first. Needs torch.
     """
     from lib_rocm_sd.trials.subject import subjects
 
@@ -49,16 +49,18 @@ def all_classes(arch: Arch) -> list[Subject]:
 
 
 def further_classes(arch: Arch) -> list[Subject]:
-    """What only another level than Auto launches, where Auto prefers another way, and upscalers:
-    compiled and tried when that level is chosen, or one is loaded, and by a doctor.
+    """What only another level than Auto launches, where Auto prefers another way, SD 3 and
+    upscalers: compiled and tried when that level is chosen, or one is loaded, and by a doctor.
     """
     from lib_rocm_sd.trials.subject import subjects
 
-    asked = work("unet", arch)
+    asked = [*work("unet", arch), *work(SD3_PART, arch)]
     under_auto = {each.identity for each in subjects(asked, arch)}
     every = subjects(asked, arch, ours=True)
     others = [each for each in every if each.identity not in under_auto]
-    return [*others, *classes(UPSCALER_PART, arch)]
+    later = (each for part in (SD3_PART, UPSCALER_PART) for each in classes(part, arch))
+    ahead = {each.identity for each in all_classes(arch)}
+    return [*others, *(each for each in later if each.identity not in ahead)]
 
 
 def gradient_classes(arch: Arch) -> list[Subject]:

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.catalog import unet, upscaler, vae
+from lib_rocm_sd.catalog import dit, unet, upscaler, vae
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec, Work
 from lib_rocm_sd.ops.registry import FAMILIES
 
 ATTENTION_PART, VAE_PART, UPSCALER_PART = "attention", "vae", "upscaler"
-PARTS = (VAE_PART, "unet", UPSCALER_PART)
+SD3_PART = f"unet {dit.SD3.name}"
+PARTS = (VAE_PART, "unet", SD3_PART, UPSCALER_PART)
 """What is made of several ops; its kernels are theirs."""
 NAMES = (*FAMILIES, *PARTS)
 UNETS = {
@@ -24,26 +25,29 @@ UNETS = {
 _ALL_UNETS = {"unet": (unet.UNETS, unet.STEPS, unet.OTHER_STEPS), **UNETS}
 AT_START = (ATTENTION_PART, next(iter(UNETS)), VAE_PART, *[*UNETS][1:])
 """What the WebUI's start compiles and tries, what is needed first first. UPSCALER_PART's kernels
-wait for an upscaler: nobody without one starts later for them."""
+wait for an upscaler, SD3_PART's for such a checkpoint: nobody without one starts later for them."""
 
 
 def in_order(model: str) -> tuple[str, ...]:
-    """AT_START, but with what a checkpoint with the UNet `model` needs before all that it does not.
-    In its own order where no such UNet is known.
+    """AT_START, but with what a checkpoint with the UNet, or transformer, `model` needs before all
+    that it does not. In its own order where no such one is known.
     """
     first = f"unet {model}"
     others = (part for part in UNETS if part != first)
-    return (ATTENTION_PART, first, VAE_PART, *others) if first in UNETS else AT_START
+    known = first in (*UNETS, SD3_PART)
+    return (ATTENTION_PART, first, VAE_PART, *others) if known else AT_START
 
 
 def work(part: str, arch: Arch) -> Work:
-    """What one of AT_START, "unet" or UPSCALER_PART asks on a GPU: ops and problems, each class at
-    least once.
+    """What one of AT_START, "unet", SD3_PART or UPSCALER_PART asks on a GPU: ops and problems, each
+    class at least once.
     """
     if part == VAE_PART:
         return vae.work()
     if part == UPSCALER_PART:
         return upscaler.work()
+    if part == SD3_PART:
+        return dit.work()
     if part in _ALL_UNETS:
         unets, *lists = _ALL_UNETS[part]
         return unet.work(*lists, arch=arch, unets=unets)
@@ -92,7 +96,8 @@ def label(spec: KernelSpec) -> str:
     words += ["statistics"] if values.get("STATISTICS") else []
     words += [["", "scaled", "leaky ReLU", "PReLU", "SiLU", "gate"][values.get("EPILOGUE", 0)]]
     words += ["SiLU"] if values.get("SILU") else []
-    words += [["", "addition", "biases", "biases kept"][values.get("ADDED", 0)]]
+    words += ["modulated"] if values.get("MODULATED") else []
+    words += [["", "addition", "biases", "biases kept", "gated"][values.get("ADDED", 0)]]
     if "BF16_HALVES" in values:
         words.append("bfloat16" if values["BF16_HALVES"] else "float16")
     return ", ".join(word for word in words if word)

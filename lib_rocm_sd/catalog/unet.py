@@ -20,6 +20,7 @@ from lib_rocm_sd.ops.group_norm import whole
 from lib_rocm_sd.ops.group_norm.op import FINALIZE, GROUP_NORM_SILU, NORM
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem, NormProblem
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
+from lib_rocm_sd.ops.layer_norm.heads import HeadsProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.op import LINEAR
@@ -79,6 +80,7 @@ Problem = (
     | GroupNormProblem
     | NormProblem
     | LayerNormProblem
+    | HeadsProblem
     | Join
 )
 

@@ -12,7 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
+from lib_rocm_sd.catalog import dit
 from lib_rocm_sd.catalog.unet import BATCH, SD15, SDXL, Unet, step
+from lib_rocm_sd.catalog.unet import Layer as UnetLayer
 from lib_rocm_sd.catalog.upscaler import SIDE, compact, rrdb
 from lib_rocm_sd.catalog.vae import Layer, decoder
 from lib_rocm_sd.commands.support import as_table
@@ -33,7 +35,7 @@ from lib_rocm_sd.lab.listing import NoListingError
 
 SUBJECTS = ("vae", "unet", "upscaler")
 PICTURES: tuple[tuple[Unet, int], ...] = ((SD15, 512), (SDXL, 1024))
-"""Models, and the side of their pictures."""
+"""UNets, and the side of their pictures."""
 IMAGE = 1024
 """Rows and columns of the image that is decoded."""
 HEADING = f"Estimate, not a measurement: decoding one {IMAGE} x {IMAGE} image. It assumes:"
@@ -129,18 +131,19 @@ def _launch(row: Estimate) -> dict[str, Any]:
 
 
 def steps_of(target: Target) -> tuple[dict[str, Any], str]:
-    """A step of each of PICTURES on one card, as JSON and as text. Raises what `target.work_of`
-    does.
+    """A step of each of PICTURES, and of SD 3's transformers, on one card, as JSON and as text.
+    Raises what `target.work_of` does.
     """
-    steps = [_step(unet, side, target) for unet, side in PICTURES]
+    every = {f"{unet.name} {side}x{side}": step(unet, side, side) for unet, side in PICTURES}
+    side = dit.SIDE
+    every |= {f"{each.name} {side}x{side}": dit.step(each, side, side) for each in dit.MODELS}
+    steps = [_step(title, layers, target) for title, layers in every.items()]
     documents, texts = zip(*steps, strict=True)
     return {**_card_of(target), "steps": list(documents)}, "\n\n".join(texts)
 
 
-def _step(unet: Unet, side: int, target: Target) -> tuple[dict[str, Any], str]:
-    layers = step(unet, side, side)
+def _step(title: str, layers: Sequence[UnetLayer], target: Target) -> tuple[dict[str, Any], str]:
     rows, moved = counted(layers, target), layout_bytes(layers)
-    title = f"{unet.name} {side}x{side}"
     ms, gflop = sum(row.ms for row in rows), sum(row.gflop for row in rows)
     by_kind = {kind: sum(row.ms for row in rows if row.kind == kind) for kind in KINDS}
     document = {
@@ -164,9 +167,10 @@ def _step(unet: Unet, side: int, target: Target) -> tuple[dict[str, Any], str]:
         f" estimated {ms:.1f} ms or more, {gflop / ms:.1f} of"
         f" {target.peak_tflops:.1f} TFLOP/s",
         "  " + ", ".join(f"{kind} {value:.2f}" for kind, value in by_kind.items()),
-        f"  torch's layout changes that are gone: {moved / 1e9:.2f} GB,"
-        f" {target.bytes_ms(moved):.2f} ms or more",
     ]
+    if moved:
+        gone = f"{moved / 1e9:.2f} GB, {target.bytes_ms(moved):.2f} ms or more"
+        lines.append(f"  torch's layout changes that are gone: {gone}")
     slowest_first = sorted(rows, key=lambda row: -row.ms)
     cells = ([row.title, row.count, *_cells(row.launches, row.count)] for row in slowest_first)
     return document, "\n".join([*lines, as_table([["layer", "calls", *_HEADS], *cells])])

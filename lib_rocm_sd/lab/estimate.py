@@ -28,6 +28,7 @@ from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm.problem import GroupNormProblem, NormProblem
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
+from lib_rocm_sd.ops.layer_norm.heads import HeadsProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.op import LINEAR
@@ -303,7 +304,7 @@ KINDS = {
     "convolution": (ConvProblem,),
     "linear": (LinearProblem,),
     "attention": (AttentionProblem,),
-    "norm": (GroupNormProblem, NormProblem, LayerNormProblem),
+    "norm": (GroupNormProblem, NormProblem, LayerNormProblem, HeadsProblem),
     "concatenation": (Join,),
 }
 
@@ -319,7 +320,7 @@ UNET_ASSUMPTIONS = (
     " launches, everything within one. Sums of parts are written and read once.",
     "Norms, what adds sums of parts, and the host's concatenations: memory traffic alone.",
     "Not counted: SiLU of the embedding, merging of statistics, what others have patched, the"
-    " scheduler.",
+    " scheduler; of a transformer GELU, the last gated sums, and what is around its blocks.",
     "Layout changes: around each convolution, 1x1 ones too, torch's library brings the image into"
     " the other layout and what it makes back: input and output each read and written once. A"
     " library that computes in the layout of the image moves none of it; weights are not counted.",
@@ -369,7 +370,9 @@ def titled(problem: Problem) -> str:
         heads = f"{p.batch}x{p.heads} heads of {p.head_dim}"
         return f"attention {p.seq_q} x {p.seq_k}, {heads}"
     if isinstance(p, LayerNormProblem):
-        return f"layer norm {p.rows} x {p.channels}"
+        return f"layer norm {p.rows} x {p.channels}{', gated' * p.added}"
+    if isinstance(p, HeadsProblem):
+        return f"norm of heads {p.rows} x {p.head_dim}"
     what = "concatenation" if isinstance(p, Join) else "group norm"
     statistics = " statistics" if isinstance(p, NormProblem) else ""
     return f"{what}{statistics} {p.channels}, {p.height}x{p.width}"
@@ -408,7 +411,9 @@ def _launches(p: Problem, target: Target) -> list[Estimate]:
     if isinstance(p, AttentionProblem):
         return [_attention(titled(p), p, target)]
     if isinstance(p, LayerNormProblem):
-        values, passes = p.rows * p.channels, 2
+        values, passes = p.rows * p.channels, 4 if p.added else 2  # the sum is kept
+    elif isinstance(p, HeadsProblem):
+        values, passes = p.rows * p.head_dim, 2
     else:
         values, passes = p.batch * p.height * p.width * p.channels, 2
         if isinstance(p, NormProblem):

@@ -26,7 +26,7 @@ from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.registry import FAMILIES
 from lib_rocm_sd.runtime import build
 from lib_rocm_sd.runtime.build import CodeObject
-from lib_rocm_sd.shipped import AT_START, shipped
+from lib_rocm_sd.shipped import AT_START, SD3_PART, shipped
 from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import Verdict, without_folders
 from tests.ops import toy_op
@@ -270,7 +270,7 @@ def test_every_kernel_of_the_search_space_is_among_the_cases(gfx: str) -> None:
     assert {
         *unet_layers.searched(row),
         conv_kernel.sum_spec("float16"),
-        *shipped(row, AT_START),
+        *shipped(row, (*AT_START, SD3_PART)),
     } <= reached
 
 

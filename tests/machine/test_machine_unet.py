@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import amd_table
+from lib_rocm_sd.catalog import dit
 from lib_rocm_sd.catalog.unet import SD15, SDXL, STEPS, Join, Layer, step
 from lib_rocm_sd.commands import estimate as estimate_cli
 from lib_rocm_sd.commands.estimate import PICTURES, STEP_HEADING
@@ -22,6 +23,8 @@ from lib_rocm_sd.lab.loops import KernelWork, analysed
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.layer_norm.heads import HeadsProblem
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests.unet.steps import conv, group_norm, linear, modules_of
@@ -163,6 +166,9 @@ def test_parts_cost_memory_of_their_sums_and_another_launch() -> None:
         (group_norm(2, 64, 64, 320, applied=True), 3),
         (group_norm(2, 16, 16, 20 * 256, applied=True), 2),
         (Layer(LayerNormProblem((8192, 320))), 2),
+        (Layer(ModulatedProblem((2, 4096, 320))), 2),
+        (Layer(ModulatedProblem((2, 4096, 320), added=True)), 4),
+        (Layer(HeadsProblem(2, 1000, 3096, 1, 320)), 6),
         (Layer(Join(2, 64, 64, 320)), 2),
     ],
 )
@@ -222,9 +228,12 @@ def test_the_command_says_that_it_is_a_lower_limit(
     monkeypatch.setattr(estimate_cli, "target_of", target_of)
     command = ["inspect", "--estimate", "unet", "--arch", "gfx1201,gfx1033"]
     assert __main__.main(command) == 0
-    small, large, without, said = capsys.readouterr().out.rstrip().split("\n\n")
+    small, large, *transformers, without, said = capsys.readouterr().out.rstrip().split("\n\n")
     assert "a step of SD1.5 512x512, batch 2: estimated " in small and " ms or more" in small
     assert "a step of SDXL 1024x1024" in large and "layout changes that are gone: 2.97 GB" in large
+    titles = [text.partition("a step of ")[2].partition(", batch")[0] for text in transformers]
+    assert titles == ["SD3 1024x1024", "SD3.5 medium 1024x1024"]
+    assert not any("layout changes" in text for text in transformers)
     assert without == "gfx1033: no card's figures are listed here, no estimate"
     assert said.startswith(STEP_HEADING) and "LOWER LIMIT, never measured" in STEP_HEADING
     assert {spec.source for spec in asked} == {
@@ -234,15 +243,18 @@ def test_the_command_says_that_it_is_a_lower_limit(
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "estimate" and found["assumptions"] == list(estimate.UNET_ASSUMPTIONS)
     (card,) = found["cards"]
-    for each, (model, _) in zip(card["steps"], PICTURES, strict=True):
-        assert each["step"].startswith(model.name)
+    names = [model.name for model, _ in PICTURES] + [model.name for model in dit.MODELS]
+    for each, name in zip(card["steps"], names, strict=True):
+        assert each["step"].startswith(f"{name} ")
         assert each["estimated_ms"] == pytest.approx(
             sum(each["estimated_ms_by_kind"].values()), abs=0.01
         )
         layers = each["layers"]
         ms = sum(row["count"] * _ms(launch) for row in layers for launch in row["launches"])
         assert each["estimated_ms"] == pytest.approx(ms, rel=0.01)
-    assert sum(row["count"] for row in card["steps"][1]["layers"]) == len(step(SDXL, 1024, 1024))
+    counts = [sum(row["count"] for row in each["layers"]) for each in card["steps"]]
+    of_sd3 = len(dit.step(dit.SD3, 1024, 1024))
+    assert counts[1:3] == [len(step(SDXL, 1024, 1024)), of_sd3]
 
 
 def _ms(launch: dict[str, float]) -> float:

@@ -21,7 +21,7 @@ from lib_rocm_sd.ops.attention.kernel import SHIPPED_HEAD_DIMS
 from lib_rocm_sd.ops.conv.kernel import VAE_KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.linear.op import LINEAR
-from lib_rocm_sd.shipped import AT_START, UNETS, shipped
+from lib_rocm_sd.shipped import AT_START, SD3_PART, UNETS, shipped
 from lib_rocm_sd.trials import recorder, stamp
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.place import Place
@@ -148,7 +148,8 @@ def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
     linear = [each.first for each in further if each.op.name == "linear"]
     shapes = {(len(p.columns), p.residual, p.gate) for p in linear}
     alone, added, gated = (1, False, False), (1, True, False), (1, False, True)
-    assert shapes - {(3, False, False)} == {alone, added, gated}
+    several = {(2, False, False), (3, False, False)}
+    assert shapes - several == {alone, added, gated}
     asked = [each for each in further if each.op in CONVS.values()]
     convs = {each.variant.name for each in asked if each.first.in_rows}
     other = "rocm_sd" if row.matrix == "mfma" else "torch + rocm_sd"
@@ -158,7 +159,11 @@ def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
     specs = {spec for each in upscalers for spec in each.specs if "EPILOGUE" in dict(spec.defines)}
     assert len(specs) == 9 and specs <= set(shipped(row, ("upscaler",)))
     assert not specs & set(shipped(row, AT_START))
-    assert all(each.op.name == "linear" or each.op in CONVS.values() for each in further)
+    of_sd3 = {"layer norm modulated", "rms norm of heads"}
+    others = {each.op.name for each in further if each.op not in CONVS.values()}
+    assert others == {"linear", *of_sd3}
+    norms = [each for each in first_trials.classes(SD3_PART, row) if each.op.name in of_sd3]
+    assert {each.identity for each in norms} < {each.identity for each in further}
     ahead = {each.identity for each in first_trials.all_classes(row)}
     assert not ahead & {each.identity for each in further}
 

@@ -16,6 +16,7 @@ from lib_rocm_sd.hosts.webui import background, host
 
 NAMES = {
     "SDXL": "conditioner.embedders.1.model.ln_final.weight",
+    "SD3": "model.diffusion_model.joint_blocks.0.x_block.attn.qkv.weight",
     "SD1.5": "cond_stage_model.transformer.text_model.final_layer_norm.weight",
     "": "cond_stage_model.model.ln_final.weight",  # SD 2
 }
@@ -57,7 +58,8 @@ def test_the_chosen_checkpoints_file_tells(
 def test_the_loaded_model_tells_and_what_cannot_be_read_is_not_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for flags, kind in (({"is_sdxl": True}, "SDXL"), ({"is_sd1": True}, "SD1.5"), ({}, "")):
+    known = (({"is_sdxl": True}, "SDXL"), ({"is_sd1": True}, "SD1.5"), ({"is_sd3": True}, "SD3"))
+    for flags, kind in (*known, ({}, "")):
         of_webui(monkeypatch, sd_model=SimpleNamespace(**flags))
         assert host.checkpoint_kind() == kind
     for path in (tmp_path / "none.safetensors", tmp_path / "old.ckpt"):

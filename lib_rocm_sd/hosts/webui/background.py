@@ -11,10 +11,18 @@ from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.webui import host
 from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.runtime import background
-from lib_rocm_sd.shipped import ATTENTION_PART, UNETS, UPSCALER_PART, VAE_PART, in_order, shipped
+from lib_rocm_sd.shipped import (
+    ATTENTION_PART,
+    SD3_PART,
+    UNETS,
+    UPSCALER_PART,
+    VAE_PART,
+    in_order,
+    shipped,
+)
 from lib_rocm_sd.trials import stamp, zluda
 
-_UNET_OPS = ("linear", "layer norm")
+_UNET_OPS = ("linear", "layer norm", "layer norm modulated", "rms norm of heads")
 BEING_TRIED = "being tried"
 
 _later: list[str] = []
@@ -88,9 +96,9 @@ def waits(part: str) -> bool:
 
 
 def unet_parts() -> tuple[str, ...]:
-    """What the UNet of the checkpoint waits for; all of UNETS where it is none of them."""
+    """What the UNet of the checkpoint waits for; all of UNETS where it is none that is known."""
     own = f"unet {host.checkpoint_kind()}"
-    return (own,) if own in UNETS else tuple(UNETS)
+    return (own,) if own in (*UNETS, SD3_PART) else tuple(UNETS)
 
 
 def at_work(*parts: str) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from lib_rocm_sd import console
+from lib_rocm_sd.catalog.dit import SD3
 from lib_rocm_sd.catalog.unet import SD15, SDXL
 from lib_rocm_sd.hosts.optional import attribute, module
 
@@ -276,12 +277,12 @@ def loaded_model() -> Any:
 
 
 def checkpoint_kind() -> str:
-    """Which UNet of catalog/unet.py the loaded checkpoint has, or the chosen one where none is
-    loaded yet; empty where it is another, or cannot be told. Attributes of AUTOMATIC1111's and the
-    Forges' models.
+    """Which UNet, or transformer, of the catalog the loaded checkpoint has, or the chosen one where
+    none is loaded yet; empty where it is another, or cannot be told. Attributes of
+    AUTOMATIC1111's and the Forges' models.
     """
     model = loaded_model()
-    kinds = {"is_sdxl": SDXL.name, "is_sd1": SD15.name}
+    kinds = {"is_sdxl": SDXL.name, "is_sd1": SD15.name, "is_sd3": SD3.name}
     kind = next((kind for name, kind in kinds.items() if getattr(model, name, False)), "")
     # The Forges begin with a model that is none (FakeInitialModel in modules/sd_models.py).
     if kind or getattr(model, "sd_checkpoint_info", None) is not None:
@@ -303,6 +304,8 @@ def _kind_of_file(path: str) -> str:
             names = file.read(min(int.from_bytes(file.read(8), "little"), MOST_NAMES_BYTES))
     except OSError:
         return ""
+    if b'"model.diffusion_model.joint_blocks.' in names:
+        return SD3.name
     if b'"conditioner.embedders.1.' in names:
         return SDXL.name
     return SD15.name if b'"cond_stage_model.transformer.' in names else ""

@@ -19,7 +19,7 @@ from lib_rocm_sd.hosts.webui.trials import trials
 from lib_rocm_sd.lab.speed_job import Attention
 from lib_rocm_sd.modules import patches
 from lib_rocm_sd.ops.attention.op import ATTENTION
-from lib_rocm_sd.shipped import AT_START, ATTENTION_PART
+from lib_rocm_sd.shipped import AT_START, ATTENTION_PART, in_order
 
 PRIORITY = 110
 """Above all of the WebUI's own that a GPU can have, so that "Automatic" picks ours wherever it is
@@ -72,10 +72,13 @@ class Seam(ABC):
             self._when_ready()
 
     def order(self) -> None:
-        """Have compiled and tried first what the checkpoint needs that is loaded now."""
+        """Have compiled and tried first what the checkpoint needs that is loaded now, and what no
+        other needs, which a start leaves out.
+        """
         kind, before = host.checkpoint_kind(), self._order_for
         self._order_for = kind
-        if kind != before and background.at_work(*AT_START):
+        more = {*in_order(kind)} - {*AT_START}
+        if kind != before and (more or background.at_work(*AT_START)):
             try:
                 background.begin(self._when_ready)
                 trials.order()

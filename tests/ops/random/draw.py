@@ -30,7 +30,14 @@ from lib_rocm_sd.ops.group_norm.problem import (
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
 from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
+from lib_rocm_sd.ops.layer_norm.heads import MOST_HEAD_DIM, ROTARIES, HeadsProblem
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
+from lib_rocm_sd.ops.layer_norm.op import (
+    LAYER_NORM,
+    LAYER_NORM_BIASED,
+    LAYER_NORM_MODULATED,
+    RMS_NORM_HEADS,
+)
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
@@ -208,6 +215,24 @@ def layer_norm(rng: Random, sizes: Sizes) -> Chosen:
     return LAYER_NORM_BIASED, BiasedProblem(shape, dtype, False, affine, _is(rng))
 
 
+def modulated_norm(rng: Random, sizes: Sizes) -> Chosen:
+    """Of images of few tokens or many."""
+    channels = rng.choice((_eights(rng, sizes.channels), _some(rng, sizes.channels)))
+    shape = (rng.randint(1, 3), _some(rng, sizes.rows // 2), channels)
+    dtype = rng.choice(HALVES)
+    return LAYER_NORM_MODULATED, ModulatedProblem(shape, dtype, _is(rng), dtype)
+
+
+def norm_of_heads(rng: Random, sizes: Sizes) -> Chosen:
+    """Of one stream or two, with any of their weights, turned or not."""
+    words, rotary = rng.choice((0, _some(rng, sizes.side))), rng.choice(ROTARIES)
+    normed = tuple(_is(rng, 0.7) and (words > 0 or place < 2) for place in range(4))
+    counts = (rng.randint(1, 3), _some(rng, sizes.side), words, rng.randint(1, 5))
+    head_dim, dtype = _eights(rng, MOST_HEAD_DIM), rng.choice(HALVES)
+    of_images = rotary != ROTARIES[0] and _is(rng)
+    return RMS_NORM_HEADS, HeadsProblem(*counts, head_dim, dtype, normed, rotary, of_images)
+
+
 def layer_norm_backward(rng: Random, sizes: Sizes) -> Chosen:
     """The same, with some gradients or all."""
     _, p = layer_norm(rng, sizes)
@@ -268,6 +293,8 @@ FAMILIES: dict[str, Callable[[Random, Sizes], Chosen]] = {
         conv,
         conv_epilogue,
         layer_norm,
+        modulated_norm,
+        norm_of_heads,
         layer_norm_backward,
         group_norm,
         group_norm_backward,

@@ -88,5 +88,6 @@ TRAITS = (
     *("statistics", "embedding", "identity shortcut", "conv shortcut", "weights as they lie"),
     *("leaky relu", "prelu", "silu", "gate"),
     *("3x3 stride 2", "upsample", "NCHW", "NHWC", "SiLU", "added", "float32 gamma", "none gamma"),
+    *("modulated, gated", "weights 1111", "rotary matrices", "of each image"),
     *("misaligned", "spread", "large", "small", "zeros", "nan", "inf", "-inf", "all gradients"),
 )

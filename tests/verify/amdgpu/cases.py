@@ -27,7 +27,7 @@ from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.problem import LinearProblem
-from lib_rocm_sd.shipped import UPSCALER_PART, part_specs
+from lib_rocm_sd.shipped import SD3_PART, UPSCALER_PART, part_specs
 from tests.verify.amdgpu import drawn
 from tests.verify.amdgpu.case import Case
 from tests.verify.amdgpu.conv_cases import conv, conv_epilogue, conv_rows, finish
@@ -252,6 +252,9 @@ def _modulated_norm(gfx: str) -> Iterator[Case]:
         yield Case(gfx, "layer norm", halves, layout="misaligned")
     for channels in (5, 2051):
         yield Case(gfx, "layer norm", ModulatedProblem((3, 2, channels), added=channels > 5))
+    for channels, added in ((1528, False), (1528, True), (6120, False)):  # held as SD 3's are
+        problem = ModulatedProblem((2, 3 if channels < 2000 else 1, channels), added=added)
+        yield Case(gfx, "layer norm", problem, layout="apart")
 
 
 def heads(gfx: str) -> Iterator[Case]:
@@ -364,4 +367,5 @@ def shipped_specs(gfx: str) -> frozenset[KernelSpec]:
     )
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
-    return frozenset(found | {*part_specs("unet", arch), *part_specs(UPSCALER_PART, arch)})
+    parts = ("unet", SD3_PART, UPSCALER_PART)
+    return frozenset(found.union(*(part_specs(part, arch) for part in parts)))

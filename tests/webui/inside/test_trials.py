@@ -166,6 +166,24 @@ def test_what_another_checkpoint_needs_is_tried_first(
     assert card.tried == wanted and not webui.errors_reported
 
 
+def test_what_sd3_alone_needs_waits_for_such_a_checkpoint(
+    start: Start, gpu: FakeGpu, card: Card
+) -> None:
+    """Also where all that a start tries was tried."""
+    webui = start(gpu=gpu)
+    ours, model = trials(webui), webui.shared.sd_model
+    settled(webui, until)
+    before = list(card.tried)
+    assert "unet SD3" not in ours._expected and before
+    model.is_sd3 = True
+    webui.script_callbacks.model_loaded_callback(model)
+    until(lambda: len(card.tried) > len(before))
+    settled(webui, until)
+    first_trials, arch = webui.library("first_trials"), webui.library("arch").by_gfx(card.gfx)
+    (new,) = first_trials.classes("unet SD3", arch)
+    assert card.tried == [*before, str(new)] and not webui.errors_reported
+
+
 def test_a_picture_says_that_kernels_of_some_blocks_are_being_tested(
     start: Start, gpu: FakeGpu
 ) -> None:

@@ -101,6 +101,7 @@ class Card:
             "vae": [(attention, attention.usual[-1][1])],
             "unet SD1.5": [(attention, attention.usual[2][1])] if self.with_unet else [],
             "unet SDXL": [(attention, attention.usual[4][1])] if self.with_sdxl else [],
+            "unet SD3": [(attention, attention.usual[4][1])],
         }
         trials.first_trials.work = lambda part, arch: work[part]
 
