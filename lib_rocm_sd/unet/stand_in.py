@@ -176,7 +176,15 @@ class BlockStandIn(StandIn):
         before each call of the UNet, since all have to compute a block in one way.
         """
         able = self.is_put_in and self.reading.parts is not None and not self._barred
-        return able and self._lacked != engine.drops and not self._why_not()
+        if not able or self._lacked == engine.drops or self._why_not():
+            return False
+        try:
+            with self._means.weights.lock:
+                self._means.weights.lay(self._convs)
+        except UnknownModuleError as error:
+            self.tell("; ".join(error.reasons))
+            return False
+        return True
 
     def theirs(self, *args: Any, **kwargs: Any) -> Any:
         rows = divided.current()
@@ -215,8 +223,8 @@ class BlockStandIn(StandIn):
                 raise
             self._means.graphs.forget()
             self._means.prompts.forget()
-            if not self._hook.spares:
-                raise
+            if not self._hook.spares or divided.current() is not None:
+                raise  # other ranks cannot know that this one would begin anew
         raise UnknownModuleError(("ours ran out of memory",))
 
     def _served(self, asked: Any) -> Any:

@@ -94,6 +94,7 @@ def changes() -> dict[str, Any]:
     found: dict[str, Any] = {}
     with joined(limit_s=LIMIT_S) as group, torch.no_grad():
         found["one rank only"] = _one_only(group)
+        found["held"] = _held(group)
         found["lacking"] = _lacking(group)
         found["different ways"] = _different_ways(group)
         found["once a step"] = _once_a_step(group)
@@ -126,6 +127,17 @@ def _one_only(group: Group) -> tuple[float, int]:
             stack.enter_context(patched_unet(unet))
         parallel = stack.enter_context(patch_parallel(unet, group))
         return error(unet(**given).sample, alone), len(parallel.ours)
+
+
+def _held(group: Group) -> tuple[float, int]:
+    """Somebody keeps rank 0's weights, which then cannot be laid anew."""
+    unet, given = unet_of("SD 1.5"), given_to("SD 1.5", (16, 16))
+    alone = unet(**given).sample
+    kept = unet.state_dict() if group.rank == 0 else {}
+    with both(unet, group) as parallel:
+        apart = error(unet(**given).sample, alone)
+    assert bool(kept) is (group.rank == 0)
+    return apart, len(parallel.ours)
 
 
 def _lacking(group: Group) -> list[tuple[float, int]]:

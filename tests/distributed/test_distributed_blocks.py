@@ -51,6 +51,8 @@ def test_a_block_is_ours_on_all_ranks_or_on_none(changed: Any) -> None:
     for rank in changed:
         apart, ours = rank["one rank only"]
         assert apart < 0.01 and ours == 0
+        apart, ours = rank["held"]
+        assert apart < 0.01 and 0 < ours < 32
         assert [ours for _, ours in rank["lacking"]] == [32, 21, 32]
         assert all(apart < 0.01 for apart, _ in rank["lacking"])
         assert "computed blocks in different ways" in rank["different ways"]

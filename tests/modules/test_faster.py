@@ -142,10 +142,11 @@ def test_little_is_no_reason_against_ours(card: Card) -> None:
     assert card.ours and not card.told
 
 
-def test_what_varies_as_much_is_no_reason_against_ours(card: Card) -> None:
-    card.ours_ms, card.noise = 3.5, lambda number: number % 3
+@pytest.mark.parametrize(("ours_ms", "is_ours"), [(3.0, True), (3.05, True), (3.5, False)])
+def test_noise_decides_nothing(card: Card, ours_ms: float, is_ours: bool) -> None:
+    card.ours_ms, card.noise = ours_ms, lambda number: (0, 1, 2, 1, 2)[number % 5]
     card.pictures(card.contest(), 6)
-    assert card.ours and not card.told
+    assert card.ours is is_ours and bool(card.told) is not is_ours
 
 
 def test_pictures_of_few_steps_are_timed_together(card: Card) -> None:
@@ -406,10 +407,13 @@ def test_a_thread_that_rests_switches_no_others(card: Card) -> None:
         ([5.0] * 5, [4.0] * 5, False),
         ([4.1] * 5, [4.0] * 5, True),
         ([1, 5, 5, 5, 9], [4.0] * 5, False),
+        ([20, 20, 20, 30, 30], [10, 10, 10, 21, 21], False),  # not ours for the noise
+        ([5, 5, 9, 9, 9], [5, 5, 5, 9, 9], True),  # nor theirs
     ],
 )
 def test_the_verdict(ours: list[float], theirs: list[float], is_ours: bool) -> None:
-    assert Verdict.of(ours, theirs).ours is is_ours
+    verdict = Verdict.of(ours, theirs)
+    assert verdict.ours is is_ours and verdict.sure is (max(theirs) == min(theirs))
 
 
 def test_it_is_wanted_unless_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

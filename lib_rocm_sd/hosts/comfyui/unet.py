@@ -79,6 +79,7 @@ class ModelCall(Kept):
             except Exception as error:
                 tally.leave(UNET, f"ours failed: {trouble.once(error)}")
                 blocks = None
+                stack.__exit__(type(error), error, error.__traceback__)  # it is ComfyUI's time
             with nullcontext() if blocks is None else blocks.serving():
                 made = executor(*args, **kwargs)
         if blocks is not None:

@@ -34,6 +34,7 @@ class _Ours:
     ) -> None:
         self._model, self._session = model, session
         self._attentions, self._taken = attentions, taken
+        self._holds = True
 
     def contest(self) -> Contest:
         """Who decides whether it stays there."""
@@ -42,6 +43,7 @@ class _Ours:
 
     def switch(self, ours: bool) -> None:
         """Put it in, or leave the model as it was. Never raises."""
+        self._holds = ours
         try:
             if ours:
                 self._attentions.put_in()
@@ -57,8 +59,11 @@ class _Ours:
             self.say(f"ours failed: {trouble.once(error)}")
 
     def setting(self) -> str | None:
-        """The level, and what is ours; nothing where ranks compute a part each."""
+        """The level, and what is ours; None where nothing is, or ranks compute a part each."""
         if isinstance(vars(self._model).get("forward"), (Exchanging, GuidanceSplit)):
+            return None
+        blocks = sum(row.ours for taken in self._taken for row in taken.report())
+        if self._holds and not (blocks or self._attentions):
             return None
         return f"{self._session.level}, {self._attentions}, blocks: {len(self._taken)}"
 

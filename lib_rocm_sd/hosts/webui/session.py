@@ -52,9 +52,10 @@ def of(level: str, headroom_bytes: int) -> Session:
 
 def measure() -> None:
     """Begin, in another thread, to measure what waits for that, one by one while no picture is
-    made. A picture that begins meanwhile waits for one of them at most.
+    made, also where another level is chosen by now. A picture that begins meanwhile waits for one
+    of them at most.
     """
-    if engine.unmeasured and current().measures and not _measuring.locked():
+    if engine.unmeasured and not _measuring.locked():
         threading.Thread(target=_measure, name="rocm_sd measuring", daemon=True).start()
 
 

@@ -386,9 +386,11 @@ class UnetSession:
 
     def _setting(self) -> str | None:
         """What beside the model decides how fast a step is; None where no block can be ours."""
+        unet, aside = host.unet_of(host.loaded_model()), _stands_aside(optimizer())
+        if obstacle(unet) or unet is self._hopeless:
+            return None
         if self._taken is not None and not counted(self.look())[0]:
             return None
-        unet, aside = host.unet_of(host.loaded_model()), _stands_aside(optimizer())
         hook = WebUIHook(aside) if host.forge() is None else ForgeHook(aside)
         assert unet is not None
         why = hook.ready(()) or hook.attention(unet)
