@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from lib_rocm_sd import torch_ops
+from lib_rocm_sd.lab.upscaler_models import RRDBNet, settle
 from tests.test_readme import ROOT
 
 TEXT = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
@@ -47,7 +49,9 @@ def test_its_examples_run(
         return lookup_backend("aot_eager")(graph, inputs)
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    names: dict[str, Any] = {}
+    network = settle(RRDBNet(width=16, blocks=1))
+    names: dict[str, Any] = {"descriptor": SimpleNamespace(model=network)}
+    names["photo"] = torch.rand(1, 3, 17, 9)
     examples = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert len(examples) >= 6
     for example in examples:
@@ -55,6 +59,7 @@ def test_its_examples_run(
     assert names["mixed"].shape == (2, 64, 320) and names["total"].shape == (2, 64, 320)
     assert names["pixels"].shape == (1, 16, 16, 128)
     assert names["made"].shape == (2, 96, 64)
+    assert names["picture"].shape == (1, 3, 68, 36)
     assert {graph.count("rocm_sd.attention.default") for graph in graphs} == {2}
     x, text = torch.randn(2, 35, 64), torch.randn(2, 77, 48)
     with names["patched"](names["pipeline"], vae=False), torch.no_grad():
