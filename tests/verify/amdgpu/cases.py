@@ -255,6 +255,9 @@ def _modulated_norm(gfx: str) -> Iterator[Case]:
     for channels, added in ((1528, False), (1528, True), (6120, False)):  # held as SD 3's are
         problem = ModulatedProblem((2, 3 if channels < 2000 else 1, channels), added=added)
         yield Case(gfx, "layer norm", problem, layout="apart")
+    for added in (False, True):
+        problem = ModulatedProblem((2, 3, 1528), added=added)
+        yield Case(gfx, "layer norm", problem, layout="misaligned")
 
 
 def heads(gfx: str) -> Iterator[Case]:
