@@ -16,7 +16,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules import compared
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
-from tests.graph_tape import recording_cpu
+from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
@@ -40,10 +40,7 @@ def _drawn() -> nn.Module:
         pooled_projection_dim=32,
         axes_dims_rope=(4, 8, 12),
     )
-    made.eval().requires_grad_(False)
-    for parameter in made.parameters():  # a new one's modulations and norms do next to nothing
-        parameter.add_(0.02 * torch.randn_like(parameter))
-    return made  # type: ignore[no-any-return]
+    return filled(made)  # type: ignore[no-any-return]
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -74,10 +71,6 @@ def step(transformer: Any, turn: int = 1, rows: int = 5, **more: Any) -> torch.T
     return made.clone()
 
 
-def taken_over(transformer: Any) -> UnetTakeover:
-    return take_over(transformer, Session.of("Auto", report=Report()))
-
-
 def counts(taken: UnetTakeover) -> dict[str, tuple[int, int]]:
     return {row.kind: (row.ours, row.total) for row in taken.report()}
 
@@ -88,34 +81,21 @@ def test_blocks_are_ours_as_exact_as_the_hosts_and_given_back(
     dtype: torch.dtype, fused: bool
 ) -> None:
     transformer = model(dtype)
-    exact = copy.deepcopy(transformer).double()
-    right = [step(exact, turn) for turn in (1, 2)]
-    for module in transformer.modules() if fused else ():
-        if hasattr(module, "fuse_projections"):
-            module.fuse_projections()
-    before = [vars(module).copy() for module in transformer.modules()]
-    hosts = [step(transformer, turn) for turn in (1, 2)]
-    taken = taken_over(transformer)
-    ours = [step(transformer, turn) for turn in (1, 2)]
-    assert counts(taken) == {JOINT: (2, 2), SINGLE: (3, 3)}
-    assert not torch.equal(ours[0], hosts[0])
-    largest = lambda made: max(  # noqa: E731
-        (a - b).abs().max().item() for a, b in zip(made, right, strict=True)
-    )
-    assert largest(ours) <= 2 * largest(hosts)
-    taken.give_back()
-    assert [vars(module) for module in transformer.modules()] == before
-    assert all(map(torch.equal, [step(transformer, turn) for turn in (1, 2)], hosts))
+
+    def fuse(transformer: Any) -> None:
+        for module in transformer.modules():
+            if hasattr(module, "fuse_projections"):
+                module.fuse_projections()
+
+    def check(taken: UnetTakeover) -> None:
+        assert counts(taken) == {JOINT: (2, 2), SINGLE: (3, 3)}
+
+    check_blocks(transformer, step, check, fuse if fused else lambda transformer: None)
 
 
 def test_a_recorded_step_is_the_launched_one(monkeypatch: pytest.MonkeyPatch) -> None:
     transformer = model()
-    taken = taken_over(transformer)
-    launched = [step(transformer, turn) for turn in range(4)]
-    taken.give_back()
-    desk = recording_cpu(monkeypatch, baked=True)
-    taken = taken_over(transformer)
-    assert all(map(torch.equal, [step(transformer, turn) for turn in range(4)], launched))
+    desk, taken = check_recorded(transformer, step, monkeypatch)
     assert desk.recorded == 5 and desk.replayed == 15
     assert [each.why for each in taken.graphs.known()] == [""]
 

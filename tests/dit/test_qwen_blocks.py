@@ -12,10 +12,8 @@ import torch
 from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows diffusers' classes
-from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.report import Report
-from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
-from tests.graph_tape import recording_cpu
+from lib_rocm_sd.unet.takeover import UnetTakeover
+from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 if not hasattr(diffusers, "QwenImageTransformer2DModel"):
@@ -37,10 +35,7 @@ def _drawn() -> nn.Module:
         joint_attention_dim=32,
         axes_dims_rope=(4, 8, 12),
     )
-    made.eval().requires_grad_(False)
-    for parameter in made.parameters():  # a new one's modulations and norms do next to nothing
-        parameter.add_(0.02 * torch.randn_like(parameter))
-    return made  # type: ignore[no-any-return]
+    return filled(made)  # type: ignore[no-any-return]
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -69,39 +64,20 @@ def step(transformer: Any, turn: int = 1, masked: bool = False) -> torch.Tensor:
     return made.clone()
 
 
-def taken_over(transformer: Any) -> UnetTakeover:
-    return take_over(transformer, Session.of("Auto", report=Report()))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_blocks_are_ours_as_exact_as_the_hosts_and_given_back(dtype: torch.dtype) -> None:
     transformer = model(dtype)
-    exact = copy.deepcopy(transformer).double()
-    right = [step(exact, turn) for turn in (1, 2)]
-    before = [vars(module).copy() for module in transformer.modules()]
-    hosts = [step(transformer, turn) for turn in (1, 2)]
-    taken = taken_over(transformer)
-    ours = [step(transformer, turn) for turn in (1, 2)]
-    (row,) = taken.report()
-    assert (row.kind, row.ours, row.total, row.left) == (TITLE, 3, 3, {})
-    assert not torch.equal(ours[0], hosts[0])
-    largest = lambda made: max(  # noqa: E731
-        (a - b).abs().max().item() for a, b in zip(made, right, strict=True)
-    )
-    assert largest(ours) <= 2 * largest(hosts)
-    taken.give_back()
-    assert [vars(module) for module in transformer.modules()] == before
-    assert all(map(torch.equal, [step(transformer, turn) for turn in (1, 2)], hosts))
+
+    def check(taken: UnetTakeover) -> None:
+        (row,) = taken.report()
+        assert (row.kind, row.ours, row.total, row.left) == (TITLE, 3, 3, {})
+
+    check_blocks(transformer, step, check)
 
 
 def test_a_recorded_step_is_the_launched_one(monkeypatch: pytest.MonkeyPatch) -> None:
     transformer = model()
-    taken = taken_over(transformer)
-    launched = [step(transformer, turn) for turn in range(4)]
-    taken.give_back()
-    desk = recording_cpu(monkeypatch, baked=True)
-    taken = taken_over(transformer)
-    assert all(map(torch.equal, [step(transformer, turn) for turn in range(4)], launched))
+    desk, _ = check_recorded(transformer, step, monkeypatch)
     assert desk.recorded == 3 and desk.replayed == 9
 
 

@@ -16,8 +16,8 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules import compared
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet import stand_in
-from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
-from tests.graph_tape import recording_cpu
+from lib_rocm_sd.unet.takeover import UnetTakeover
+from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
@@ -47,10 +47,7 @@ def _drawn(kind: str) -> nn.Module:
         pos_embed_max_size=16,
         **KINDS[kind],
     )
-    made.eval().requires_grad_(False)
-    for parameter in made.parameters():  # a new one's modulations and norms do next to nothing
-        parameter.add_(0.02 * torch.randn_like(parameter))
-    return made  # type: ignore[no-any-return]
+    return filled(made)  # type: ignore[no-any-return]
 
 
 def model(kind: str, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -71,43 +68,24 @@ def step(transformer: Any, turn: int = 1, rows: int = 16) -> torch.Tensor:
     return made.clone()
 
 
-def taken_over(transformer: Any) -> UnetTakeover:
-    return take_over(transformer, Session.of("Auto", report=Report()))
-
-
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_are_ours_as_exact_as_the_hosts_and_given_back(
     kind: str, dtype: torch.dtype
 ) -> None:
     transformer = model(kind, dtype)
-    exact = copy.deepcopy(transformer).double()
-    inputs_of = [step(exact, turn) for turn in (1, 2)]
-    before = [vars(module).copy() for module in transformer.modules()]
-    hosts = [step(transformer, turn) for turn in (1, 2)]
-    taken = taken_over(transformer)
-    ours = [step(transformer, turn) for turn in (1, 2)]
-    (row,) = taken.report()
-    assert (row.kind, row.ours, row.total, row.partly) == (TITLE, 3, 3, {})
-    assert not torch.equal(ours[0], hosts[0])
-    largest = lambda made: max(  # noqa: E731
-        (a - b).abs().max().item() for a, b in zip(made, inputs_of, strict=True)
-    )
-    assert largest(ours) <= 2 * largest(hosts)
-    taken.give_back()
-    assert [vars(module) for module in transformer.modules()] == before
-    assert all(map(torch.equal, [step(transformer, turn) for turn in (1, 2)], hosts))
+
+    def check(taken: UnetTakeover) -> None:
+        (row,) = taken.report()
+        assert (row.kind, row.ours, row.total, row.partly) == (TITLE, 3, 3, {})
+
+    check_blocks(transformer, step, check)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recorded_step_is_the_launched_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     transformer = model(kind)
-    taken = taken_over(transformer)
-    launched = [step(transformer, turn) for turn in range(4)]
-    taken.give_back()
-    desk = recording_cpu(monkeypatch, baked=True)
-    taken = taken_over(transformer)
-    assert all(map(torch.equal, [step(transformer, turn) for turn in range(4)], launched))
+    desk, taken = check_recorded(transformer, step, monkeypatch)
     assert desk.recorded == 3 and desk.replayed == 9
     assert [each.why for each in taken.graphs.known()] == [""]
 

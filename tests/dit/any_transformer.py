@@ -1,0 +1,73 @@
+"""What is asked of the blocks of every diffusion transformer, whoever wrote it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import nn
+
+from lib_rocm_sd.engine.session import Session
+from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
+from tests.graph_tape import Desk, recording_cpu
+
+M = TypeVar("M", bound=nn.Module)
+Step = Callable[[Any, int], torch.Tensor]
+"""The result of a transformer for the inputs of a number."""
+
+
+def filled(made: M) -> M:
+    """A new transformer, whose modulations and norms do next to nothing, with some of each."""
+    made.eval().requires_grad_(False)
+    for parameter in made.parameters():
+        parameter.add_(0.02 * torch.randn_like(parameter))
+    return made
+
+
+def taken_over(transformer: Any) -> UnetTakeover:
+    return take_over(transformer, Session.of("Auto", report=Report()))
+
+
+def check_blocks(
+    transformer: Any,
+    step: Step,
+    check_report: Callable[[UnetTakeover], None],
+    change: Callable[[Any], None] = lambda transformer: None,
+) -> None:
+    """After `change`, blocks are ours, at most twice as far from float64 as the host's, and given
+    back.
+    """
+    exact = copy.deepcopy(transformer).double()
+    right = [step(exact, turn) for turn in (1, 2)]
+    change(transformer)
+    before = [vars(module).copy() for module in transformer.modules()]
+    hosts = [step(transformer, turn) for turn in (1, 2)]
+    taken = taken_over(transformer)
+    ours = [step(transformer, turn) for turn in (1, 2)]
+    check_report(taken)
+    assert not torch.equal(ours[0], hosts[0])
+    largest, hosts_largest = (
+        max((a - b).abs().max().item() for a, b in zip(made, right, strict=True))
+        for made in (ours, hosts)
+    )
+    assert largest <= 2 * hosts_largest
+    taken.give_back()
+    assert [vars(module) for module in transformer.modules()] == before
+    assert all(map(torch.equal, [step(transformer, turn) for turn in (1, 2)], hosts))
+
+
+def check_recorded(
+    transformer: Any, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Desk, UnetTakeover]:
+    """Recorded steps are the launched ones; by which desk, and what was taken over."""
+    taken = taken_over(transformer)
+    launched = [step(transformer, turn) for turn in range(4)]
+    taken.give_back()
+    desk = recording_cpu(monkeypatch, baked=True)
+    taken = taken_over(transformer)
+    assert all(map(torch.equal, [step(transformer, turn) for turn in range(4)], launched))
+    return desk, taken
