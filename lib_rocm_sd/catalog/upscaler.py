@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lib_rocm_sd.catalog.vae import Layer
+from lib_rocm_sd.catalog.vae import Layer, Walk
 from lib_rocm_sd.ops.base import Op, Work
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import ConvProblem
@@ -23,38 +23,34 @@ SIDE = 512
 def rrdb(height: int, width: int, blocks: int = RRDB_BLOCKS) -> list[Layer]:
     """What RRDBNet x4 launches for a picture of `height` x `width`, whole."""
     walk = _Walk(height, width)
-    walk.conv("conv_first", COLOURS, CHANNELS)
+    walk.layer("conv_first", COLOURS, CHANNELS)
     for block in range(blocks):
         for dense in (1, 2, 3):
             name = f"body.{block}.rdb{dense}"
             for number in range(4):
                 taken = CHANNELS + number * GROWTH
-                walk.conv(f"{name}.conv{number + 1}", taken, GROWTH, "leaky relu")
-            walk.conv(f"{name}.conv5", CHANNELS + 4 * GROWTH, CHANNELS, shortcut=True)
-    walk.conv("conv_body", CHANNELS, CHANNELS, shortcut=True)
+                walk.layer(f"{name}.conv{number + 1}", taken, GROWTH, "leaky relu")
+            walk.layer(f"{name}.conv5", CHANNELS + 4 * GROWTH, CHANNELS, shortcut=True)
+    walk.layer("conv_body", CHANNELS, CHANNELS, shortcut=True)
     for number in (1, 2):
-        walk.conv(f"conv_up{number}", CHANNELS, CHANNELS, "leaky relu", "upsample")
-    walk.conv("conv_hr", CHANNELS, CHANNELS, "leaky relu")
-    walk.conv("conv_last", CHANNELS, COLOURS)
+        walk.layer(f"conv_up{number}", CHANNELS, CHANNELS, "leaky relu", "upsample")
+    walk.layer("conv_hr", CHANNELS, CHANNELS, "leaky relu")
+    walk.layer("conv_last", CHANNELS, COLOURS)
     return walk.layers
 
 
 def compact(height: int, width: int, layers: int = COMPACT_LAYERS) -> list[Layer]:
     """What SRVGGNetCompact x4 launches for a picture of `height` x `width`, whole."""
     walk = _Walk(height, width)
-    walk.conv("body.0", COLOURS, CHANNELS, "prelu")
+    walk.layer("body.0", COLOURS, CHANNELS, "prelu")
     for number in range(layers):
-        walk.conv(f"body.{2 * number + 2}", CHANNELS, CHANNELS, "prelu")
-    walk.conv(f"body.{2 * layers + 2}", CHANNELS, COLOURS * SCALE**2)
+        walk.layer(f"body.{2 * number + 2}", CHANNELS, CHANNELS, "prelu")
+    walk.layer(f"body.{2 * layers + 2}", CHANNELS, COLOURS * SCALE**2)
     return walk.layers
 
 
-class _Walk:
-    def __init__(self, height: int, width: int) -> None:
-        self.size = (height, width)
-        self.layers: list[Layer] = []
-
-    def conv(
+class _Walk(Walk):
+    def layer(
         self,
         name: str,
         taken: int,
@@ -63,13 +59,10 @@ class _Walk:
         kind: str = "3x3",
         shortcut: bool = False,
     ) -> None:
-        taken, out = (-(-channels // 16) * 16 for channels in (taken, out))  # as stored
+        out = -(-out // 16) * 16  # as stored
         added: dict[str, Any] = {"shortcut": "identity", "shortcut_channels": out}
-        problem = ConvProblem(
-            kind, 1, *self.size, taken, out, epilogue=activation, **added if shortcut else {}
-        )
-        self.layers.append(Layer(name, problem))
-        self.size = problem.out_size
+        how = {"epilogue": activation, **(added if shortcut else {})}
+        self.conv(name, taken, out, kind, statistics=False, **how)
 
 
 def work() -> Work:

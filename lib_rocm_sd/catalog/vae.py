@@ -38,7 +38,7 @@ class Layer:
 
 def decoder(height: int, width: int) -> list[Layer]:
     """What is launched for a latent of `height` x `width`, whole."""
-    walk = _Walk(height, width)
+    walk = Walk(height, width)
     walk.conv("conv_in", 4, WIDTHS[-1])
     channels = WIDTHS[-1]
     walk.middle(channels)
@@ -56,7 +56,7 @@ def decoder(height: int, width: int) -> list[Layer]:
 
 def encoder(height: int, width: int) -> list[Layer]:
     """What is launched for an image of `height` x `width`, whole."""
-    walk = _Walk(height, width)
+    walk = Walk(height, width)
     walk.conv("conv_in", 3, WIDTHS[0])
     channels = WIDTHS[0]
     for level, out in enumerate(WIDTHS):
@@ -71,7 +71,9 @@ def encoder(height: int, width: int) -> list[Layer]:
     return walk.layers
 
 
-class _Walk:
+class Walk:
+    """Convolutions one after the other, from an image of this size on; inputs as stored."""
+
     def __init__(self, height: int, width: int) -> None:
         self.size = (height, width)
         self.layers: list[Layer] = []
