@@ -19,7 +19,7 @@ import torch
 
 from lib_rocm_sd import cache as folder_cache
 from lib_rocm_sd.checks import UsageError, told
-from lib_rocm_sd.commands.little_model import check_installed
+from lib_rocm_sd.commands.little_model import check_installed, load
 from lib_rocm_sd.commands.support import (
     add_device,
     add_dtype,
@@ -42,7 +42,6 @@ from lib_rocm_sd.lab.suite.painter import (
     Enlarger,
     Painter,
     enlarger,
-    loaded_painter,
     random_painter,
 )
 from lib_rocm_sd.lab.suite.run import NotHere, Plan, Way
@@ -55,7 +54,7 @@ from lib_rocm_sd.upscaler.program import Upscaler
 
 RANDOM = "random weights"
 REQUESTS = 20
-"""Of each scenario."""
+"""How many each scenario has."""
 SCENARIO_WAYS = ("sdp", page.OURS)
 PARTS_OF_A_PICTURE = ("text encoder", "step", "decode", "upscale", "host")
 """They stand in the result alone."""
@@ -173,11 +172,16 @@ class _Suite:
         self.args, self.device, self.dtype = args, device, dtype
         self.small = args.small or device.type == "cpu"
         self.painter = cache(self._painter)
+        self._given: Painter | None = None
         if args.model:
-            given = self._given()
-            chosen = [w for w in chosen if w.model in (given.model, workloads.ESRGAN)]
+            try:
+                self._given = loaded_painter(args.model, device, getattr(torch, dtype))
+            except ValueError as error:
+                raise UsageError(f"--model: {error}") from error
+            model = self._given.model
+            chosen = [w for w in chosen if w.model in (model, workloads.ESRGAN)]
             if not chosen:
-                raise UsageError(f"{args.model.name} is {given.model}: no workload is of that")
+                raise UsageError(f"{args.model.name} is {model}: no workload is of that")
         self.workloads = [w.small() if self.small else w for w in chosen]
         self.prompts = self._prompts()
         self.document = SuiteDocument(*self._facts())
@@ -209,15 +213,9 @@ class _Suite:
     def _painter(self, model: str) -> Painter | Enlarger:
         if model == workloads.ESRGAN:
             return enlarger(self.device, getattr(torch, self.dtype), self.small)
-        if self.args.model is not None:
-            return self._given()
-        return random_painter(model, self.device, getattr(torch, self.dtype), self.small)
-
-    def _given(self) -> Painter:
-        try:
-            return _loaded(self.args.model, self.device, self.dtype)
-        except ValueError as error:
-            raise UsageError(f"--model: {error}") from error
+        return self._given or random_painter(
+            model, self.device, getattr(torch, self.dtype), self.small
+        )
 
     def _sensors(self) -> sensors.Source | str:
         return sensors.of_device(self.device, identify(self.device))
@@ -226,7 +224,7 @@ class _Suite:
         """The rows, written as they come. 130 if interrupted."""
         preset = self.args.preset
         idle = run.idle_power_w(self._sensors(), self.device, 0.1 if self.small else 2.0)
-        self.document.machine["idle_power_w"] = round(idle, 1) if idle == idle else None
+        self.document.machine["idle_power_w"] = idle
         turns, pictures = workloads.TURNS[preset], workloads.PICTURES[preset]
         ways = {name: way for name, way in WAYS.items() if lines.is_named(self.args.way, name)}
         if not ways:
@@ -262,7 +260,7 @@ class _Suite:
             yield from self._scores(plan)
 
     def _scenarios(self, plan: Plan) -> Iterator[Row]:
-        """Of the first whole picture's workload, by torch alone and by all of ours."""
+        """Many pictures of the first such workload, by torch and by all of ours."""
         workload = next((w for w in self.workloads if w.kind == "picture"), None)
         if workload is None:
             return
@@ -353,11 +351,6 @@ class _Suite:
             self._unwritten = reason
 
 
-@cache
-def _loaded(path: Path, device: torch.device, dtype: str) -> Painter:
-    return loaded_painter(path, device, getattr(torch, dtype))
-
-
 def _paint(painter: Painter, workload: Workload, prompts: Sequence[str], number: int) -> None:
     painter.paint(workload, [prompts[number % len(prompts)]])
 
@@ -369,6 +362,48 @@ def _all_by(way: Way, painters: Sequence[Painter]) -> Iterator[None]:
         for painter in painters:
             stack.enter_context(way(painter.pipeline))
         yield
+
+
+# -- a given model --------------------------------------------------------------------------------
+
+
+def loaded_painter(path: Path, device: torch.device, dtype: torch.dtype) -> Painter:
+    """The pipeline of a folder of diffusers, or of a checkpoint in one file.
+
+    Raises ValueError with the reason where it is neither Stable Diffusion 1 or 2 nor SDXL.
+    """
+    import diffusers
+
+    kinds = (diffusers.StableDiffusionPipeline, diffusers.StableDiffusionXLPipeline)
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    try:
+        pipeline = load(path, dtype) if path.is_dir() else _from_file(path, dtype, *kinds)
+    except (OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path.name} is no checkpoint that diffusers reads: {reason}") from error
+    if not isinstance(pipeline, kinds):
+        kind = type(pipeline).__name__
+        raise ValueError(f"{path.name}: {kind} is not Stable Diffusion's or SDXL's")  # noqa: TRY004 - a file's fault
+    config = pipeline.scheduler.config
+    pipeline.scheduler = diffusers.EulerDiscreteScheduler.from_config(config)
+    pipeline.set_progress_bar_config(disable=True)
+    return Painter(
+        pipeline.to(device), workloads.SDXL if isinstance(pipeline, kinds[1]) else workloads.SD15
+    )
+
+
+def _from_file(path: Path, dtype: torch.dtype, first: Any, second: Any) -> Any:
+    """The pipeline of a checkpoint by the first class, or by the second where that cannot be."""
+    import diffusers
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    options: dict[str, Any] = {"torch_dtype": dtype, "local_files_only": True}
+    try:
+        return first.from_single_file(str(path), **options)
+    except (KeyError, ValueError, TypeError):
+        return second.from_single_file(str(path), **options)
 
 
 # -- ways -----------------------------------------------------------------------------------------

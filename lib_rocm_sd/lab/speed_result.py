@@ -220,11 +220,16 @@ def reason_of(error: BaseException) -> str:
 
 def read(path: Path) -> Document:
     """The document in a file. OSError, or ValueError with a reason where it is none of ours."""
+    return parse_document(contents(path))
+
+
+def contents(path: Path) -> bytes:
+    """What a file holds. OSError, or ValueError where that is more than any result of ours."""
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
-    return parse_document(data)
+    return data
 
 
 def loaded(data: bytes) -> Any:

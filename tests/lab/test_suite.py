@@ -25,7 +25,6 @@ from lib_rocm_sd.lab.suite.painter import (
     Enlarger,
     Painter,
     enlarger,
-    loaded_painter,
     random_painter,
 )
 from lib_rocm_sd.lab.suite.workloads import (
@@ -217,11 +216,11 @@ def test_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for path in (file, tmp_path / "folder"):
         with pytest.raises(ValueError, match=f"{path.name} is no checkpoint that diffusers reads"):
-            loaded_painter(path, CPU, torch.float32)
+            command.loaded_painter(path, CPU, torch.float32)
 
 
 def test_the_little_model_is_painted_by() -> None:
-    painter = loaded_painter(MODEL, CPU, torch.float32)
+    painter = command.loaded_painter(MODEL, CPU, torch.float32)
     assert painter.model == SD15 and not painter.random
     shot = painter.paint(replace(WORKLOADS[0].small(), steps=1), PROMPTS)
     assert len(shot.images) == 1 and shot.text > 0

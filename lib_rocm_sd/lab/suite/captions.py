@@ -13,7 +13,7 @@ import torch
 MOST_BYTES = 64 << 20
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 COLUMN = "caption"
-"""Of a table with heads, such as MLPerf's captions_source.tsv."""
+"""The column that is read of a table, as MLPerf's captions_source.tsv has it."""
 
 
 def read(path: Path) -> list[str]:

@@ -9,7 +9,15 @@ from typing import Any
 
 from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.rows import Columns, Row
-from lib_rocm_sd.lab.speed_result import DATE, MOST_BYTES, checked, facts_of, loaded
+from lib_rocm_sd.lab.speed_result import (
+    DATE,
+    checked,
+    contents,
+    facts_of,
+    files,
+    loaded,
+    reason_of,
+)
 
 FORMAT = "rocm_sd suite 1"
 COLUMNS = Columns(
@@ -17,7 +25,7 @@ COLUMNS = Columns(
     "power_w energy_j core_mhz temperature_c slowed psnr ssim flip largest ran note reason",
     ("way", "case", "test", "unit"),
 )
-"""Of a row. `energy_j`: of a picture. Distances are from the same picture in float32. What a
+"""A row's fields. `energy_j`: of a picture. Distances are from the same picture in float32. What a
 machine has no sensor for is null.
 """
 PARTS = (
@@ -84,10 +92,7 @@ def read(path: Path) -> SuiteDocument:
     """The document in a file, trusting nothing; of the WebUI's speed test, its whole pictures.
     OSError, or ValueError with a reason.
     """
-    with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+    data = contents(path)
     content = loaded(data)
     if isinstance(content, dict) and content.get("format") == speed_result.FORMAT:
         return _of_speed_test(path.name, speed_result.parse_document(data))
@@ -162,13 +167,13 @@ def _row(item: Mapping[str, Any]) -> Row:
 def gathered(folder: Path) -> tuple[list[SuiteDocument], dict[str, str]]:
     """The documents in a folder, by name, and why other JSON files are none."""
     documents, refused = [], {}
-    for path in sorted(folder.glob("*.json")):
+    for path in files(folder, "*.json"):
         try:
             if path.is_symlink():
                 raise ValueError("a link, not a file")  # noqa: TRY301 - told as the others are
             documents.append(read(path))
         except (OSError, ValueError) as error:
-            refused[path.name] = getattr(error, "strerror", None) or str(error)
+            refused[path.name] = reason_of(error)
     return documents, refused
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import copy
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -309,46 +308,3 @@ def random_painter(
         encoder = kind(CLIPTextConfig(**options)).to(device, dtype).eval()
         encoders.append(encoder.requires_grad_(False))
     return Painter(pipeline, model, encoders)
-
-
-def loaded_painter(path: Path, device: torch.device, dtype: torch.dtype) -> Painter:
-    """The pipeline of a folder of diffusers, or of a checkpoint in one file.
-
-    Raises ValueError with the reason where it is neither Stable Diffusion 1 or 2 nor SDXL.
-    """
-    import diffusers
-
-    kinds = (diffusers.StableDiffusionPipeline, diffusers.StableDiffusionXLPipeline)
-    if not path.exists():
-        raise ValueError(f"{path} does not exist")
-    try:
-        pipeline = _loaded(path, dtype)
-    except (OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path.name} is no checkpoint that diffusers reads: {reason}") from error
-    if not isinstance(pipeline, kinds):
-        kind = type(pipeline).__name__
-        raise ValueError(f"{path.name}: {kind} is not Stable Diffusion's or SDXL's")  # noqa: TRY004 - a file's fault
-    config = pipeline.scheduler.config
-    pipeline.scheduler = diffusers.EulerDiscreteScheduler.from_config(config)
-    pipeline.set_progress_bar_config(disable=True)
-    return Painter(pipeline.to(device), SDXL if isinstance(pipeline, kinds[1]) else SD15)
-
-
-def _loaded(path: Path, dtype: torch.dtype) -> Any:
-    import diffusers
-
-    diffusers.utils.logging.set_verbosity_error()
-    diffusers.utils.logging.disable_progress_bar()
-    if path.is_dir():
-        options: dict[str, Any] = {"local_files_only": True, "low_cpu_mem_usage": False}
-        pipeline = diffusers.DiffusionPipeline.from_pretrained(str(path), **options)
-        if getattr(pipeline, "safety_checker", None) is not None:
-            pipeline.safety_checker = None
-        return pipeline.to(dtype)
-    load: Callable[..., Any] = diffusers.StableDiffusionPipeline.from_single_file
-    try:
-        return load(str(path), torch_dtype=dtype, local_files_only=True)
-    except (KeyError, ValueError, TypeError):
-        load = diffusers.StableDiffusionXLPipeline.from_single_file
-        return load(str(path), torch_dtype=dtype, local_files_only=True)

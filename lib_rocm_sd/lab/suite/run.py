@@ -174,11 +174,11 @@ def _finished(
             yield Row(part, workload.name, name, "ms", **spread(seconds, 1000.0))
 
 
-def idle_power_w(source: Source | str, device: torch.device, seconds: float = 2.0) -> float:
-    """What the card draws while nothing runs; NaN where it does not tell."""
+def idle_power_w(source: Source | str, device: torch.device, seconds: float) -> float | None:
+    """What the card draws while nothing runs; None where it does not tell."""
     clean(device)
     watch = Watch(source)
     with watch.looking():
         watch.wait(seconds)
     power = watch.summary().power_w
-    return power.mean if power else NAN
+    return round(power.mean, 1) if power else None
