@@ -183,7 +183,7 @@ class _Kind:
 
 _lock = threading.RLock()
 _kinds: dict[tuple[str, torch.device], _Kind] = {}
-"""Of this process: models come and go."""
+"""All kinds that this process has met: models come and go."""
 
 
 class Contest:

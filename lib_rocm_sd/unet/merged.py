@@ -178,7 +178,7 @@ def stale_among(layers: Sequence[Merged]) -> list[Merged]:
 
 
 def _facts_of(layers: Iterable[Merged]) -> list[Any]:
-    """Of each weight that is read which tensor it is, its version, address and dtype."""
+    """Identity, version, address and dtype of each weight that is read."""
     read_in = chain.from_iterable(map(_read_in, layers))
     own = list(map(dict.get, read_in, repeat("weight")))
     each_of: Any = (id, _version, _address, _dtype)

@@ -107,7 +107,7 @@ class Upscaler(BandedProgram[Network, Chain]):
         return UpscalerPlans(self._recipe, dtype, readiness.chosen)
 
     def _work_of(self, links: Chain, plan: BandPlan) -> Work:
-        """Of the many bands of an image the first two, the last two and one more."""
+        """Asks for the first two, the last two and one more of the many bands of an image."""
         kept = frozenset((0, *(leg.stop for leg in plan.legs)))
         work = {}
         for leg in plan.legs:

@@ -63,7 +63,7 @@ class _Values:
         self._chain, self._device = chain, device
         self._buffers = {image: buffer for buffer in buffers for image in buffer.places}
         self._memory: dict[int, torch.Tensor] = {}
-        """Of buffers, by any of their images."""
+        """Memory of buffers, by any of their images."""
         self._rows: dict[int, tuple[Rows, torch.Tensor]] = {}
 
     def place(self, image: int, rows: Rows) -> torch.Tensor | None:

@@ -88,8 +88,8 @@ def calls(places: tuple[Place, ...], share: tuple[float, ...]) -> dict[str, Any]
 
 
 def changes() -> dict[str, Any]:
-    """Of two ranks: errors beside one rank's, with what people add to a UNet; and what is shared,
-    by whom, where one rank cannot do it.
+    """Errors of two ranks beside one rank's, with what people add to a UNet; and what is shared, by
+    whom, where one rank cannot do it.
     """
     found: dict[str, Any] = {}
     with joined(limit_s=LIMIT_S) as group, torch.no_grad():

@@ -113,7 +113,7 @@ def test_only_such_a_checkpoint_has_them_compiled_at_a_start(gfx: str) -> None:
 
 
 def test_a_modulation_is_a_class_of_its_own() -> None:
-    """Of two weights."""
+    """It has two weights."""
     classes = {op.test_problems(problem)[0] for op, problem in work()}
     assert {len(each.columns) for each in classes if hasattr(each, "columns")} == {1, 2, 3}
 

@@ -283,7 +283,7 @@ def test_values_are_looked_at_after_a_pause_and_now_and_then(
 def test_what_a_step_looks_at_of_adapters_is_a_fifth_of_it(
     inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a recorded step, in which Python does little else."""
+    """In a recorded step Python does little else."""
     recording_cpu(monkeypatch)
     monkeypatch.setattr(weights, "PAUSE_S", math.inf)
     counts = []

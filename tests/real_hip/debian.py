@@ -17,7 +17,7 @@ from tools import debian_hip
 FILES = {"comgr": "libamd_comgr.so.2", "hiprtc": "libamdhip64.so.5"}
 """In what Debian has each compiler: hiprtc's functions are in HIP's library."""
 LIMIT_S = 1800.0
-"""Of a process that hangs. It takes seconds, and minutes on a machine that is busy or stalled."""
+"""After this a process hangs. It takes seconds, and minutes on a busy or stalled machine."""
 
 
 class Card(NamedTuple):

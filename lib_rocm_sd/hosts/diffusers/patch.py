@@ -116,7 +116,7 @@ class PatchParallel:
         """The blocks that were computed by their programs in the last call, on all ranks."""
         self._block, self._asked = "", 0
         self._digest = 0
-        """Of all that blocks of ours have asked in this call."""
+        """Digests all that blocks of ours have asked in this call."""
         self.split_calls = self.whole_calls = 0
 
     def put_in(self) -> list[Patch]:

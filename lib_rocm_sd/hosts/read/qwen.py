@@ -40,7 +40,7 @@ def call(
     joint_attention_kwargs: Any = None,
     modulate_index: Any = None,
 ) -> TokensCall | None:
-    """Of diffusers'. A mask that is given leaves words out."""
+    """A call of diffusers' block. A mask for the prompt leaves words out, which is not for us."""
     x, context = hidden_states, encoder_hidden_states
     for name, value in (
         ("a mask for the prompt", encoder_hidden_states_mask),
@@ -67,8 +67,8 @@ def comfys_call(
     image_rotary_emb: Any = None,
     transformer_options: Any = None,
 ) -> TokensCall | None:
-    """Of ComfyUI's, which does nothing with the mask, and rounds matrices (N, tokens, 1, D / 2, 2,
-    2) to the dtype of x.
+    """A call of ComfyUI's block, which does nothing with the mask, and rounds matrices (N, tokens,
+    1, D / 2, 2, 2) to the dtype of x.
     """
     x, context, pe = hidden_states, encoder_hidden_states, image_rotary_emb
     rotary: tuple[Any, ...] = ()

@@ -216,7 +216,7 @@ def layer_norm(rng: Random, sizes: Sizes) -> Chosen:
 
 
 def modulated_norm(rng: Random, sizes: Sizes) -> Chosen:
-    """Of images of few tokens or many."""
+    """Images have few tokens or many."""
     channels = rng.choice((_eights(rng, sizes.channels), _some(rng, sizes.channels)))
     shape = (rng.randint(1, 3), _some(rng, sizes.rows // 2), channels)
     dtype = rng.choice(HALVES)
@@ -224,7 +224,7 @@ def modulated_norm(rng: Random, sizes: Sizes) -> Chosen:
 
 
 def norm_of_heads(rng: Random, sizes: Sizes) -> Chosen:
-    """Of one stream or two, with any of their weights, turned or not."""
+    """One stream or two, with any of their weights, turned or not."""
     words, rotary = rng.choice((0, _some(rng, sizes.side))), rng.choice(ROTARIES)
     normed = tuple(_is(rng, 0.7) and (words > 0 or place < 2) for place in range(4))
     counts = (rng.randint(1, 3), _some(rng, sizes.side), words, rng.randint(1, 5))
