@@ -61,7 +61,9 @@ def hash_of(*parts: object) -> str:
 def version_of(*program: str) -> str:
     """Such as "19.1.7", of a clang's command line; empty where it does not say."""
     try:
-        done = subprocess.run([*program, "--version"], capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*program, "--version"], capture_output=True, timeout=600, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     found = re.search(r"clang version (\d+\.\d+\.\d+)", done.stdout.decode(errors="replace"))

@@ -42,7 +42,7 @@ def test_collecting_leaves_the_users_cache_alone(tmp_path: Path, workers: list[s
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

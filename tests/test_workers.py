@@ -60,7 +60,7 @@ def run(folder: Path, *options: str, **variables: str) -> tuple[int, str]:
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

@@ -44,7 +44,7 @@ def python(release: str, made: Path, folder: Path = FOLDER, preload: Path | None
     words = [loader, *first, "--argv0", sys.executable, "--library-path", places, sys.executable]
     made.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n', encoding="utf-8")
     made.chmod(0o755)
-    done = subprocess.run([made, "-c", ""], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([made, "-c", ""], capture_output=True, timeout=_LIMIT_S, check=False)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         raise MissingError(f"this Python does not start with {release}'s C library: {said}")

@@ -115,7 +115,7 @@ def linked(path: Path, source: str, calls: Mapping[str, Sequence[str]], *options
         out = ["/nodefaultlib", f"/out:{path}", f"/implib:{work / 'out.lib'}"]
         commands.append([linker, *options, *out, "a.obj", *libraries])
         for each in commands:
-            subprocess.run(each, cwd=work, check=True, capture_output=True, timeout=60)
+            subprocess.run(each, cwd=work, check=True, capture_output=True, timeout=600)
 
 
 def make(folder: Path = FOLDER) -> None:

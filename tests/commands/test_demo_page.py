@@ -19,7 +19,7 @@ from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import demo
 from lib_rocm_sd.commands.little_model import ROOT
 
-START_S = 120
+START_S = 600
 
 
 def arguments(*words: str) -> argparse.Namespace:

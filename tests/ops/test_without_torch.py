@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def child(code: str) -> str:
     """What a process of its own prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=False, timeout=120, capture_output=True
+        [sys.executable, "-c", code], cwd=ROOT, check=False, timeout=600, capture_output=True
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()

@@ -76,7 +76,7 @@ def c_library(source: str, path: Path, *options: str) -> Path:
     file = path.with_suffix(".c")
     file.write_text(source)
     command = [compiler, "-shared", "-fPIC", "-o", str(path), str(file), *options]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
     return path
 
 

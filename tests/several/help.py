@@ -18,7 +18,7 @@ from lib_rocm_sd.cards.worker import switches
 from lib_rocm_sd.hosts.read.blueprint import Manner, Subject
 
 CPU = torch.device("cpu")
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 UNTIL_DIVIDED = 3 + WARM + MEASURED
 _plain = replica.command
 

@@ -48,7 +48,7 @@ time.sleep(60)
 
 def python(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
 
 

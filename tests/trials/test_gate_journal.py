@@ -97,7 +97,7 @@ def die(world: World, how: str) -> None:
     folder = str(world.journal._folder)
     command = [sys.executable, "-c", DIES.format(how=how), folder, key_of(world)]
     root = Path(__file__).parents[2]
-    subprocess.run(command, cwd=root, check=False, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=root, check=False, capture_output=True, timeout=600)
     assert len(os.listdir(folder)) == 1  # noqa: PTH208
 
 

@@ -48,7 +48,7 @@ def no_handler() -> Iterator[None]:
 def test_what_died_is_found_once_with_its_signal(tmp_path: Path, way: str) -> None:
     how, signal = WAYS[way]
     program = [sys.executable, "-c", DIES.format(how=how), str(tmp_path)]
-    subprocess.run(program, cwd=ROOT, check=False, capture_output=True, timeout=60)
+    subprocess.run(program, cwd=ROOT, check=False, capture_output=True, timeout=600)
     (line,) = Journal(tmp_path).open_lines()
     assert (line.key, line.subject, line.device) == ("bad", "attention D80", "Card")
     assert signal in line.evidence

@@ -210,7 +210,7 @@ def test_a_fault_that_comes_only_in_the_program_comes_once(here: Place) -> None:
     for arguments in ([str(folder)], []):
         command = [sys.executable, "-c", ALONE, *arguments]
         done = subprocess.run(
-            command, cwd=root, capture_output=True, text=True, timeout=120, check=False
+            command, cwd=root, capture_output=True, text=True, timeout=600, check=False
         )
         told.append((done.returncode, done.stdout, done.stderr[-3000:]))
         print(*told[-1], sep="\n")

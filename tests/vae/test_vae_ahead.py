@@ -103,5 +103,5 @@ def test_the_list_needs_no_torch() -> None:
         "shipped(table()['gfx1100']); "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=600)
     assert done.returncode == 0

@@ -46,7 +46,7 @@ def assemble(gfx: str, text: str) -> bytes:
         source.write_text(f"{text}\n", encoding="utf-8")
         command = [ASSEMBLER, "--target=amdgcn-amd-amdhsa", f"-mcpu={gfx}", "-x", "assembler"]
         done = subprocess.run(
-            [*command, "-c", str(source), "-o", str(result)], capture_output=True, timeout=60
+            [*command, "-c", str(source), "-o", str(result)], capture_output=True, timeout=600
         )
         if done.returncode:
             raise ValueError(done.stderr.decode())

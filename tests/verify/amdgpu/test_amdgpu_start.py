@@ -37,7 +37,7 @@ def run(gfx: str, body: str, folder: Path, *options: str, block: int = 128) -> n
     assert found is not None
     command = [*found.program, "-x", "hip", f"--offload-arch={gfx}", "--offload-device-only"]
     command += ["--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-O3", *options]
-    subprocess.run([*command, source, "-o", result], check=True, timeout=120)
+    subprocess.run([*command, source, "-o", result], check=True, timeout=600)
     code = result.read_bytes()
     out, memory = np.zeros(3 * block, np.uint32), Memory()
     memory.add(_AT, out.view(np.uint8), name="out")

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 STATUS, BENCH, CHECK = (f"/rocm-sd/v1/{name}" for name in ("status", "bench", "check"))
 JSON = {"Content-Type": "application/json"}
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 """Only stops a test that hangs."""
 SERVER_THREADS = 40
 """Of starlette's, for functions that are not async."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from conftest import WebUI
 
-WAIT_S = 60
+WAIT_S = 600
 
 
 class Test:

@@ -19,7 +19,7 @@ SEVERAL = (*AUTO, "Auto")
 VAE_TOO = (True, "Auto", "Auto", 0, "Auto", "Auto")
 NEAR = 0.12
 STEPS = 8
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 
 
 @pytest.fixture
