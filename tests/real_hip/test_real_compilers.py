@@ -37,7 +37,7 @@ PRODUCTS = {
 SOURCES = {
     **{"attention": "attention.hip", "attention and lse": "attention.hip"},
     **{"attention backward": "attention_backward.hip", "linear": "linear.hip"},
-    **{"conv": "conv3x3.hip", "conv rows": "conv3x3.hip"},
+    **dict.fromkeys(("conv", "conv epilogue", "conv rows"), "conv3x3.hip"),
 }
 """The source of each op that has such a product."""
 OLD = {"bookworm": 15, "trixie": 17}
