@@ -14,6 +14,7 @@ from lib_rocm_sd import cache
 from lib_rocm_sd.hosts.webui import (
     host,
     script,
+    settings,
     settings_page,
     several,
     speedtest,
@@ -36,6 +37,7 @@ def register() -> tuple[type, type | None]:
     if lacking:
         host.say_once(f"not active in this WebUI: {'; '.join(lacking)}")
     else:
+        settings.renew()
         trials.begin()
         if host.forge() is None:
             host.add_callback("list_optimizers", list_optimizer)

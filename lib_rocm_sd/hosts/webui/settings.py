@@ -9,6 +9,8 @@ from typing import Any
 from lib_rocm_sd.hosts.webui import host
 
 OPERATIONS_KEY = "rocm_sd_operations"
+KNOWN_KEY = "rocm_sd_operations_known"
+"""No setting: which operations there were when the list was saved."""
 HEADROOM_KEY = "rocm_sd_headroom_mib"
 PREVIEWS_KEY = "rocm_sd_live_previews"
 GRAPHS_KEY = "rocm_sd_graphs"
@@ -26,6 +28,8 @@ UPSCALER = "Upscaler"
 ROLES = {"VAE decode": "decoder", "VAE encode": "encoder"}
 """The choices, and which part of a VAE each is."""
 OPERATIONS = (ATTENTION, *ROLES, UNET, UPSCALER)
+BEFORE = OPERATIONS[:4]
+"""What there was when nothing was noted yet."""
 GRAPHS: dict[str, bool | None] = {"Auto": None, "On": True, "Off": False}
 """Whether launches of the UNet's blocks are recorded."""
 LOG_LEVELS = {"Errors": "ERROR", "Warnings": "WARNING", "Everything": "DEBUG"}
@@ -89,6 +93,21 @@ def current() -> Settings:
         get(SPOT_CHECK_KEY, DEFAULTS.spot_check, True, False),
         get(COMPARE_SPEED_KEY, DEFAULTS.compare_speed, True, False),
     )
+
+
+def renew() -> None:
+    """Select operations that are newer than the saved list, which says nothing about them. Whoever
+    removes one and saves again has it removed.
+    """
+    data = getattr(host.attribute("modules.shared", "opts"), "data", None)
+    if not isinstance(data, dict):
+        return
+    saved, known = data.get(OPERATIONS_KEY), data.get(KNOWN_KEY)
+    known = known if isinstance(known, list) else BEFORE
+    if isinstance(saved, list):
+        new = [name for name in OPERATIONS if name not in known and name not in saved]
+        data[OPERATIONS_KEY] = [*saved, *new]
+    data[KNOWN_KEY] = list(OPERATIONS)
 
 
 def trains_with_ours() -> bool:

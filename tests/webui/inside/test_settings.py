@@ -82,6 +82,19 @@ def test_reloading_keeps_the_values(webui: WebUI) -> None:
     assert webui.library("hosts.webui.session").current().headroom_bytes == 512 << 20
 
 
+def test_an_operation_newer_than_what_was_saved(start: Start, gpu: FakeGpu) -> None:
+    """It is selected; removed later, it stays so."""
+
+    def saved(webui: WebUI) -> None:
+        webui.shared.opts.data[OPERATIONS] = ["Attention", "UNet blocks"]
+
+    webui = start(gpu=gpu, dtype=HALF, before=saved)
+    assert webui.shared.opts.rocm_sd_operations == ["Attention", "UNet blocks", "Upscaler"]
+    webui.shared.opts.set(OPERATIONS, ALL[:4])
+    webui.initialize.reload_ui()
+    assert webui.shared.opts.rocm_sd_operations == ALL[:4]
+
+
 def test_attention_may_be_excluded(webui: WebUI) -> None:
     expected = webui.txt2img(False)
     webui.shared.opts.set(OPERATIONS, ALL[1:])
