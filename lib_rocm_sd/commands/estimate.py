@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -43,7 +43,10 @@ STEP_HEADING = (
     f"ESTIMATE AND LOWER LIMIT, never measured: one denoising step, batch {BATCH}. It assumes:"
 )
 
-UPSCALERS = {"RRDBNet x4": rrdb, "SRVGGNetCompact x4": compact}
+UPSCALERS: dict[str, Callable[[int, int], list[Layer]]] = {
+    "RRDBNet x4": rrdb,
+    "SRVGGNetCompact x4": compact,
+}
 UPSCALER_HEADING = (
     f"ESTIMATE AND LOWER LIMIT, never measured: upscaling one {SIDE} x {SIDE} picture. It assumes:"
 )

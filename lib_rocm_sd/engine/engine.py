@@ -208,12 +208,16 @@ class Engine:
         return plan.refusals[first] or [plan.why]
 
     def usable(
-        self, device: torch.device, op: Op[Any, Any] = ATTENTION, session: Session = DEFAULT
+        self,
+        device: torch.device,
+        op: Op[Any, Any] = ATTENTION,
+        session: Session = DEFAULT,
+        problem: Any = None,
     ) -> list[str]:
         """Why our own kernels cannot serve on `device`; empty: compiled, launched and found right.
 
-        Decided by the first of the op's usual problems. It compiles and tests at the first use;
-        what is `pending` is the reason instead.
+        Decided by `problem`, by default the first of the op's usual ones, for `known`. It compiles
+        and tests at the first use; what is `pending` is the reason instead.
         """
         pending = self.pending(op.name)
         if pending:
@@ -223,9 +227,10 @@ class Engine:
         def ask() -> list[str]:
             with self._lock:
                 waits_before = self._planner.waits
-                reasons = self._unusable(op, device, session)
+                reasons = self._unusable(op, device, session, problem or op.usual[0][1])
                 waits = bool(reasons) and self._planner.waits != waits_before
-                self._known[op.name, device] = (self._planner.changes, reasons, waits)
+                if problem is None:
+                    self._known[op.name, device] = (self._planner.changes, reasons, waits)
             return list(reasons)
 
         return self._awaited(session, ask)
@@ -254,8 +259,9 @@ class Engine:
                 return None
             return self._planner.launcher_of(device)[0]
 
-    def _unusable(self, op: Op[Any, Any], device: torch.device, session: Session) -> list[str]:
-        _, problem = op.usual[0]
+    def _unusable(
+        self, op: Op[Any, Any], device: torch.device, session: Session, problem: Any
+    ) -> list[str]:
         reasons: list[str] = []
         for variant in (variant for variant in op.variants if variant.ours):
             kind = Asked(op, variant, None, problem, device)

@@ -57,6 +57,9 @@ class UpscalerStandIn(StandIn):
         """
         (height, width), session = shape[-2:], self._session
         try:
+            why = self._against(shape, device)
+            if why:
+                raise LeftError(why)
             plan = self.program.prepare(
                 height, width, self.program.dtype, device, session=session, mode="whole"
             )
@@ -69,8 +72,22 @@ class UpscalerStandIn(StandIn):
         return args[0] if one else None
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
-        unusable = engine.usable(args[0].device, CONVS["3x3"], self._session)
-        return super().refusal(*args) or "; ".join(unusable)
+        return super().refusal(*args) or self._against(args[0].shape, args[0].device)
+
+    def _against(self, shape: Shape, device: torch.device) -> str:
+        """Why not all convolutions would be ours. Torch's, in half precision and of the whole
+        picture, are what the host avoids on many cards. A gate is asked before anything is
+        compiled.
+        """
+        why = engine.usable(device, CONVS["3x3"], self._session)
+        if why:
+            return "; ".join(why)
+        work = self.program.work(*shape[-2:])
+        for op, problem in {op.test_problems(each): (op, each) for op, each in work}.values():
+            why = engine.usable(device, op, self._session, problem)
+            if why:
+                return f"{problem}: {'; '.join(why)}"
+        return ""
 
     def serve(self, asked: torch.Tensor) -> torch.Tensor:
         """What the network gives for one picture (N, C, H, W)."""

@@ -10,9 +10,10 @@ from torch import nn
 from lib_rocm_sd.calls import Places
 from lib_rocm_sd.ops.base import Work
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.upscaler.plan import Planner
 from lib_rocm_sd.upscaler.run import Run, run_plan
-from lib_rocm_sd.upscaler.steps import ConvStep, Network, read
+from lib_rocm_sd.upscaler.steps import Network, read
 from lib_rocm_sd.upscaler.store import PictureRows, ResultRows
 from lib_rocm_sd.upscaler.trace import Chain
 from lib_rocm_sd.upscaler.weights import SCALES, ReadyConv, prepare
@@ -44,6 +45,10 @@ def chain_of(network: Network, size: tuple[int, int, int], dtype: torch.dtype) -
     batch, *sides = size
     rows, columns = (-(-side // network.entry.unshuffle) for side in sides)
     return Chain(network, batch, rows, columns, dtype)
+
+
+def _everything(chain: Chain) -> BandPlan:
+    return BandPlan((Leg(0, chain.last, None, "output"),), 0, 0, 0.0, 1)
 
 
 class Upscaler(BandedProgram[Network, Chain]):
@@ -80,6 +85,12 @@ class Upscaler(BandedProgram[Network, Chain]):
     def _last_scale(self) -> int:
         return len(SCALES) - 1 if self._recipe.is_homogeneous else 0
 
+    def work(self, height: int, width: int) -> Work:
+        """The convolutions of one whole picture. Those of its bands are of the same classes."""
+        self._look()
+        chain = chain_of(self._recipe, (1, height, width), self.dtype)
+        return self._work_of(chain, _everything(chain))
+
     def _read(self) -> Network:
         return read(self._module)
 
@@ -102,30 +113,20 @@ class Upscaler(BandedProgram[Network, Chain]):
         self, size: tuple[int, int, int], dtype: torch.dtype, readiness: Readiness, told: Told
     ) -> UpscalerPlans:
         chain = chain_of(self._recipe, size, dtype)
-        everything = BandPlan((Leg(0, chain.last, None, "output"),), 0, 0, 0.0, 1)
-        readiness.get_ready(self._work_of(chain, everything), told)
+        readiness.get_ready(self._work_of(chain, _everything(chain)), told)
         return UpscalerPlans(self._recipe, dtype, readiness.chosen)
 
     def _work_of(self, links: Chain, plan: BandPlan) -> Work:
         """Asks for the first two, the last two and one more of the many bands of an image."""
         kept = frozenset((0, *(leg.stop for leg in plan.legs)))
-        work = {}
+        work: dict[ConvProblem, None] = {}
         for leg in plan.legs:
             height = links.rows(leg.stop)[1]
             split = bands(height, leg.rows or height)
             for rows in (*split[:2], split[(len(split) - 1) // 2], *split[-2:]):
                 stored = frozenset(image for image in kept if image <= leg.start)
-                for action in links.trace(leg.stop, rows, stored).actions:
-                    step = links.network.steps[action.image - 1]
-                    if (
-                        action.source is None
-                        or not isinstance(step, ConvStep)
-                        or step.kind == "1x1"
-                    ):
-                        continue
-                    problem = links.conv_problem(action)
-                    work[problem] = CONVS[problem.kind]
-        return [(op, problem) for problem, op in work.items()]
+                work |= dict.fromkeys(links.conv_problems(links.trace(leg.stop, rows, stored)))
+        return [(CONVS[problem.kind], problem) for problem in work]
 
     def _run(self, request: Request, plan: BandPlan, links: Chain, strict: bool) -> torch.Tensor:
         """As many pictures of the batch at once as `links` has, one after the other."""

@@ -218,6 +218,16 @@ class Chain:
             epilogue=step.activation,
         )
 
+    def conv_problems(self, trace: Trace) -> list[ConvProblem]:
+        """What the 3x3 convolutions of a trace ask of the engine, in order."""
+        steps = self.network.steps
+        made = ((steps[a.image - 1], a) for a in trace.actions if a.source is not None)
+        return [
+            self.conv_problem(action)
+            for step, action in made
+            if isinstance(step, ConvStep) and step.kind != "1x1"
+        ]
+
     def peak_bytes(self, trace: Trace, workspace: Callable[[Action], int]) -> int:
         """The most bytes alive at once while a trace is followed; its result is alive at the end.
 

@@ -240,6 +240,17 @@ def test_usable_and_the_status_line() -> None:
     assert engine.usable(CPU, op_of(Doubler("theirs"))) == ["there is no kernel for doubling"]
 
 
+def test_usable_for_one_problem() -> None:
+    op = op_of(Doubler("ours", ours=True), Doubler("theirs"))
+    engine, _ = engine_of(GFX1100)
+    other = replace(op.usual[0][1], width=9)
+    engine._planner.quarantine(Asked(op, op.variants[0], None, other, CPU), "planted")
+    assert engine.usable(CPU, op) == [] and engine.engine.usable(CPU, op, problem=other) == [
+        "planted"
+    ]
+    assert engine.known(CPU, op) == [], "of the op's usual problem"
+
+
 def test_what_is_known_is_told_without_waiting() -> None:
     op = op_of(Doubler("ours", ours=True), Doubler("theirs"))
     engine, _ = engine_of(GFX1100)

@@ -20,6 +20,7 @@ from lib_rocm_sd.device import DeviceInfo
 from lib_rocm_sd.ops.attention.kernel import SHIPPED_HEAD_DIMS
 from lib_rocm_sd.ops.conv.kernel import VAE_KINDS
 from lib_rocm_sd.ops.conv.op import CONVS
+from lib_rocm_sd.ops.conv.problem import ACTIVATIONS
 from lib_rocm_sd.ops.linear.op import LINEAR
 from lib_rocm_sd.shipped import AT_START, SD3_PART, UNETS, shipped
 from lib_rocm_sd.trials import recorder, stamp
@@ -155,9 +156,9 @@ def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
     other = "rocm_sd" if row.matrix == "mfma" else "torch + rocm_sd"
     assert convs == {other, "torch NCHW + rocm_sd"}
     upscalers = [each for each in asked if not each.first.in_rows]
-    assert {each.first.epilogue for each in upscalers} == {"none", "leaky relu", "prelu"}
+    assert {each.first.epilogue for each in upscalers} == set(ACTIVATIONS)
     specs = {spec for each in upscalers for spec in each.specs if "EPILOGUE" in dict(spec.defines)}
-    assert len(specs) == 9 and specs <= set(shipped(row, ("upscaler",)))
+    assert len(specs) == 19 and specs <= set(shipped(row, ("upscaler",)))
     assert not specs & set(shipped(row, AT_START))
     of_sd3 = {"layer norm modulated", "rms norm of heads"}
     others = {each.op.name for each in further if each.op not in CONVS.values()}

@@ -37,32 +37,32 @@ def _spandrel() -> Any:
     return SimpleNamespace(RRDBNet=RRDBNet, SRVGGNetCompact=SRVGGNetCompact, SPAN=SPAN)
 
 
-def _rrdb(**settings: Any) -> Any:
+def rrdb(**settings: Any) -> Any:
     settings = {"num_filters": 16, "num_blocks": 2, **settings}
     return _spandrel().RRDBNet(**settings)
 
 
-def _compact(**settings: Any) -> Any:
+def compact(**settings: Any) -> Any:
     return _spandrel().SRVGGNetCompact(**{"num_feat": 24, "num_conv": 19, **settings})
 
 
-def _span(**settings: Any) -> Any:
+def span(**settings: Any) -> Any:
     settings = {"num_in_ch": 3, "num_out_ch": 3, "feature_channels": 20, **settings}
     return _spandrel().SPAN(**{"upscale": 2, "norm": False, **settings})
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
-    "x4": _rrdb,
-    "x3": lambda: _rrdb(scale=3, num_blocks=1),
-    "x2": lambda: _rrdb(scale=4, in_nc=12, shuffle_factor=2, num_blocks=1),
-    "x1 alpha": lambda: _rrdb(scale=1, in_nc=4, out_nc=4, num_blocks=1),
-    "grey": lambda: _rrdb(in_nc=1, out_nc=1, num_filters=24, num_blocks=1),
-    "plus": lambda: _rrdb(scale=2, plus=True),
-    "compact": _compact,
-    "compact relu": lambda: _compact(upscale=3, act_type="relu", num_conv=3),
-    "compact leaky": lambda: _compact(upscale=1, act_type="leakyrelu", num_conv=2),
-    "span": _span,
-    "span norm": lambda: _span(norm=True, img_range=2.0, feature_channels=16),
+    "x4": rrdb,
+    "x3": lambda: rrdb(scale=3, num_blocks=1),
+    "x2": lambda: rrdb(scale=4, in_nc=12, shuffle_factor=2, num_blocks=1),
+    "x1 alpha": lambda: rrdb(scale=1, in_nc=4, out_nc=4, num_blocks=1),
+    "grey": lambda: rrdb(in_nc=1, out_nc=1, num_filters=24, num_blocks=1),
+    "plus": lambda: rrdb(scale=2, plus=True),
+    "compact": compact,
+    "compact relu": lambda: compact(upscale=3, act_type="relu", num_conv=3),
+    "compact leaky": lambda: compact(upscale=1, act_type="leakyrelu", num_conv=2),
+    "span": span,
+    "span norm": lambda: span(norm=True, img_range=2.0, feature_channels=16),
     "basicsr x4": lambda: upscaler_models.RRDBNet(4, 16, 1),
     "basicsr x2": lambda: upscaler_models.RRDBNet(2, 16, 1),
     "basicsr x1": lambda: upscaler_models.RRDBNet(1, 16, 1),

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.catalog import upscaler as catalog
+from lib_rocm_sd.catalog.vae import Layer
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.upscaler import UpscalerStandIn
 from lib_rocm_sd.lab import upscaler_models
@@ -25,7 +26,7 @@ from lib_rocm_sd.upscaler.weights import SCALES
 from lib_rocm_sd.vae.bands import Interrupted, Overflow
 from lib_rocm_sd.vae.plan import BandPlan
 from tests.peak import Peak
-from tests.upscaler.networks import KINDS, network, own, picture
+from tests.upscaler.networks import KINDS, compact, network, own, picture, rrdb, span
 from tests.vae.vae_models import needs_half, torchs
 
 ODD = (21, 13)
@@ -151,14 +152,51 @@ def test_dense_blocks_have_one_buffer() -> None:
     assert len(network_.groups) == 6 and {len(group) for group in network_.groups} == {5}
 
 
-def test_the_catalogs_layers_are_what_is_launched() -> None:
-    deep = upscaler_models.RRDBNet(blocks=1), catalog.rrdb(19, 33, 1)
-    flat = upscaler_models.SRVGGNetCompact(convs=3), catalog.compact(19, 33, 3)
-    for module, layers in (deep, flat):
-        chain = chain_of(read(module), (1, 19, 33), torch.float16)
-        trace = chain.trace(chain.last, chain.rows(chain.last), frozenset((0,)))
-        launched = [chain.conv_problem(action) for action in trace.actions[1:]]
-        assert launched == [layer.problem for layer in layers]
+CATALOG: dict[str, tuple[Callable[[], nn.Module], Callable[..., list[Layer]], dict[str, Any]]] = {
+    "RRDBNet": (lambda: upscaler_models.RRDBNet(blocks=1), catalog.rrdb, {"blocks": 1}),
+    "narrow": (
+        *(lambda: upscaler_models.RRDBNet(4, 32, 1), catalog.rrdb),
+        {"blocks": 1, "channels": 32},
+    ),
+    "ESRGAN+": (
+        *(lambda: rrdb(num_filters=64, num_blocks=1, plus=True), catalog.rrdb),
+        {"blocks": 1, "plus": True},
+    ),
+    "compact": (
+        *(lambda: upscaler_models.SRVGGNetCompact(convs=3), catalog.compact),
+        {"layers": 3},
+    ),
+    "compact ReLU": (
+        *(lambda: compact(num_feat=48, num_conv=1, upscale=2, act_type="relu"), catalog.compact),
+        {"layers": 1, "channels": 48, "activation": "leaky relu", "scale": 2},
+    ),
+    "SPAN": (lambda: span(feature_channels=48, upscale=4), catalog.span, {}),
+}
+
+
+@pytest.mark.parametrize("which", CATALOG)
+def test_the_catalogs_layers_are_what_is_launched(which: str) -> None:
+    make, layers, how = CATALOG[which]
+    chain = chain_of(read(make().eval()), (1, 19, 33), torch.float16)
+    trace = chain.trace(chain.last, chain.rows(chain.last), frozenset((0,)))
+    assert [each.problem for each in layers(19, 33, **how)] == chain.conv_problems(trace)
+
+
+def test_the_catalog_has_what_people_use() -> None:
+    """Each class of a convolution, so that none is compiled amid a picture."""
+    known = {op.test_problems(problem) for op, problem in catalog.work()}
+    networks = [
+        *(span(feature_channels=48, upscale=scale) for scale in (2, 4)),
+        *(compact(num_feat=64, num_conv=2, act_type=act) for act in ("prelu", "relu", "leakyrelu")),
+        *(compact(num_feat=width, num_conv=2, upscale=s) for width in (24, 48) for s in (1, 2, 4)),
+        *(rrdb(num_filters=64, num_blocks=1, scale=scale) for scale in (1, 2, 3, 4)),
+        rrdb(num_filters=64, num_blocks=1, in_nc=12, shuffle_factor=2),
+        rrdb(num_filters=64, num_blocks=1, plus=True),
+        rrdb(num_filters=32, num_blocks=1),
+    ]
+    for module in networks:
+        for op, problem in Upscaler(module.eval()).work(40, 48):
+            assert op.test_problems(problem) in known, problem
 
 
 def test_smaller_budgets_cost_little() -> None:

@@ -262,6 +262,24 @@ def test_what_fails_is_the_webuis(
     assert said in why_left(webui, picture())
 
 
+def test_a_convolution_that_may_not_be_ours_leaves_all_to_the_webui(
+    webui: WebUI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be torch's in half precision, as a network's of a kind that was never tried."""
+    engine, seen = webui.library("engine.engine").engine, runs(webui, monkeypatch)
+    usable = engine.usable
+
+    def asked(device: Any, op: Any, session: Any, problem: Any = None) -> list[str]:
+        if problem is not None and problem.epilogue == "prelu":
+            return ["is being tried in a process of its own first"]
+        return list(usable(device, op, session))
+
+    monkeypatch.setattr(engine, "usable", asked)
+    why = why_left(webui, picture())
+    assert why.endswith("epilogue prelu: is being tried in a process of its own first")
+    assert not seen
+
+
 def test_without_kernels_it_is_the_webuis(start: Start) -> None:
     webui = start(gpu=FakeGpu(), before=with_upscaler)
     assert "there is no conv" in why_left(webui, picture())
