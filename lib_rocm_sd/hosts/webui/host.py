@@ -241,6 +241,12 @@ def is_busy() -> bool:
         return not idle
 
 
+def job() -> float | None:
+    """When what the WebUI is doing was begun; None where it does nothing."""
+    state: Any = attribute("modules.shared", "state")
+    return getattr(state, "time_start", None) if getattr(state, "job", "") else None
+
+
 def choice(without: Any = None) -> Any:
     """What sd_hijack.apply_optimizations() picks, were `without` not listed; None for none."""
     listed = [item for item in optimizers() if item is not without]

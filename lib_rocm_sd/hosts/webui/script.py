@@ -141,9 +141,9 @@ class RocmSdExtras:
         self._wanted = upscaler.is_wanted
 
     def process(self, pp: Any, choice: Any = None) -> None:
-        if upscaler.turn.asked:
-            pp.info[options.UPSCALER_KEY] = _upscaled(_extras(choice))
-        upscaler.end()
+        # Among the operations of txt2img and img2img, what holds is the accordion's choice.
+        if upscaler.turn.asked and upscaler.asked.enable:
+            pp.info[options.UPSCALER_KEY] = _upscaled(upscaler.asked)
 
 
 def _extras(choice: Any) -> Options:

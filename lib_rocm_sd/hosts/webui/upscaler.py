@@ -67,8 +67,21 @@ class UpscalerSession:
         self._patches: list[Patch] = []
         self._told: set[str] = set()
         self.turn = Turn()
-        self.is_wanted = False
+        self._asked, self._job = DEFAULTS, host.job()
+
+    @property
+    def asked(self) -> Options:
+        """What holds now: what was asked for until the WebUI's job has ended, since a script may
+        upscale after its pictures. Between jobs networks are ours, as attention is.
+        """
+        return self._asked if host.job() == self._job else DEFAULTS
+
+    @property
+    def is_wanted(self) -> bool:
         """Whether networks are to be ours where they can."""
+        asked = self.asked
+        wanted = asked.enable and UPSCALER_MODES[asked.upscaler] and bool(self._patches)
+        return wanted and settings.current().upscaler
 
     def take_over(self) -> None:
         """Callback, before the UI is created, when every script and extension is loaded."""
@@ -78,11 +91,9 @@ class UpscalerSession:
                 self._patches.append(put(module, WALK, Walk(theirs, self._upscale)))
         if any(map(self.serves, host.attribute("modules.shared", "sd_upscalers") or ())):
             optimizer().begin_upscaler()
-        self.end()
 
     def unload(self) -> None:
         """Leave each place as it is without us."""
-        self.is_wanted = False
         while self._patches:
             take(self._patches.pop())
 
@@ -99,18 +110,16 @@ class UpscalerSession:
 
     def establish(self, options: Options) -> None:
         """Make what `options` ask for hold from now on."""
-        asked = options.enable and UPSCALER_MODES[options.upscaler] and bool(self._patches)
-        self.is_wanted = asked and settings.current().upscaler
+        self._asked, self._job = options, host.job()
 
     def end(self) -> None:
-        """The generation has ended. Who upscales in between has ours, where the settings allow it,
-        as attention is.
-        """
-        self.establish(DEFAULTS)
+        """The generation has ended, and what it asked for, unless it is part of a job."""
+        if host.job() is None:
+            self.establish(DEFAULTS)
 
     def serves(self, data: Any) -> bool:
         """Whether networks of an installed upscaler (the WebUI's UpscalerData) may be ours."""
-        module = sys.modules.get(type(data.scaler).__module__)
+        module = sys.modules.get(type(getattr(data, "scaler", None)).__module__)
         path = str(getattr(data, "local_data_path", "") or "")
         return isinstance(getattr(module, WALK, None), Walk) and Path(path).is_file()
 

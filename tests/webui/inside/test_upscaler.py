@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,9 +94,25 @@ def extras(webui: WebUI, image: Image.Image, enabled: bool = True, **ours: Any) 
     }
     args = runner.create_args_for_run({"Upscale": theirs, "ROCm SD": ours})
     made = webui.scripts_postprocessing.PostprocessedImage(image)
-    with webui.generating():
+    with webui.generating(), job(webui):
         runner.run(made, args)
     return made
+
+
+def extras_script(webui: WebUI) -> Any:
+    """Ours."""
+    scripts = webui.scripts.scripts_postproc.scripts_in_preferred_order()
+    return next(each for each in scripts if each.name == "ROCm SD")
+
+
+@contextmanager
+def job(webui: WebUI) -> Iterator[None]:
+    """What the page or the API asks for."""
+    webui.shared.state.begin("task")
+    try:
+        yield
+    finally:
+        webui.shared.state.end()
 
 
 def without_tiles(webui: WebUI, image: Image.Image) -> Image.Image:
@@ -109,11 +126,12 @@ def without_tiles(webui: WebUI, image: Image.Image) -> Image.Image:
 
 def webui_own(webui: WebUI, image: Image.Image) -> Image.Image:
     session = webui.library("hosts.webui.upscaler").session
-    wanted, session.is_wanted = session.is_wanted, False
+    before = dict(vars(session))
+    session.establish(webui.library("hosts.ui.options").Options(upscaler="Off"))
     try:
         return upscale(webui, image)
     finally:
-        session.is_wanted = wanted
+        vars(session).update(before)
 
 
 def runs(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
@@ -192,6 +210,55 @@ def test_a_script_that_upscales_before_its_pictures_are_begun(
         result = webui.process(p)
     assert len(seen) == calls
     assert (f'{KEY}: "Auto, whole picture' in result.info) is bool(calls)
+
+
+def test_off_holds_for_all_that_a_script_does(
+    webui: WebUI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ultimate SD upscale, and others that upscale after pictures are made."""
+    seen = runs(webui, monkeypatch)
+    with job(webui):
+        webui.txt2img(*OFF)
+        upscale(webui, picture())
+        assert not seen
+    upscale(webui, picture())
+    assert len(seen) == 1
+
+
+def test_extras_among_the_operations_of_txt2img(
+    webui: WebUI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The WebUI calls only the second of its two functions there."""
+    seen = runs(webui, monkeypatch)
+    own = extras_script(webui)
+    made = webui.scripts_postprocessing.PostprocessedImage(picture())
+    with job(webui):
+        webui.txt2img(*OFF)
+        upscale(webui, picture())
+        own.process(made, choice="Auto")
+        assert made.info[KEY] == "off"
+        upscale(webui, picture())
+    assert not seen
+
+
+def test_extras_that_are_skipped_leave_no_choice_behind(
+    webui: WebUI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = runs(webui, monkeypatch)
+    own = extras_script(webui)
+    with job(webui):
+        own.process_firstpass(picture(), choice="Off")
+    upscale(webui, picture())
+    assert len(seen) == 1
+
+
+def test_an_upscaler_of_an_extension_without_a_scaler(start: Start, gpu: FakeGpu) -> None:
+    def other(webui: WebUI) -> None:
+        with_upscaler(webui)
+        webui.shared.sd_upscalers = [SimpleNamespace(name="another"), *webui.shared.sd_upscalers]
+
+    webui = start(gpu=gpu, before=other)
+    assert webui.library("hosts.webui.upscaler").session.is_wanted and not webui.errors_reported
 
 
 def test_between_generations_it_is_ours_where_the_settings_allow_it(

@@ -3,6 +3,7 @@
 The surface was read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd.
 """
 
+import time
 from types import SimpleNamespace
 
 import torch
@@ -91,7 +92,7 @@ class State:
     def begin(self, job="(unknown)"):
         self.interrupted = self.skipped = self.stopping_generation = False
         self.current_latent = None
-        self.job, self.job_count = job, -1
+        self.job, self.job_count, self.time_start = job, -1, time.time()
 
     def end(self):
         self.job, self.job_count = "", 0
