@@ -99,6 +99,12 @@ def _epilogues() -> Iterator[ConvProblem]:
     yield replace(plain, out_channels=48, epilogue="none", height=17, batch=1)
     yield replace(plain, out_channels=3, epilogue="none")
     yield replace(plain, kind="upsample", out_channels=40, height=7, batch=1)
+    residual = replace(plain, out_channels=48, epilogue="none", shortcut="identity", batch=1)
+    yield replace(residual, shortcut_channels=48)
+    silu = replace(residual, epilogue="silu", in_channels=48, dtype="bfloat16")
+    yield replace(silu, shortcut="none")
+    yield replace(silu, shortcut_channels=48, epilogue="gate", dtype="float16")
+    yield replace(plain, dtype="bfloat16", batch=1)
     few = replace(plain, in_channels=16, batch=1)
     yield replace(few, epilogue="none")
     yield replace(few, epilogue="none", out_channels=3)
@@ -107,14 +113,8 @@ def _epilogues() -> Iterator[ConvProblem]:
     yield replace(few, epilogue="silu", out_channels=48)
     yield replace(plain, epilogue="prelu", batch=1)
     yield replace(plain, kind="upsample", height=7, batch=1)
-    residual = replace(plain, out_channels=48, epilogue="none", shortcut="identity", batch=1)
-    yield replace(residual, shortcut_channels=48)
     for activation in ("none", "leaky relu"):
         yield replace(residual, out_channels=32, shortcut_channels=32, epilogue=activation)
-    silu = replace(residual, epilogue="silu", in_channels=48, dtype="bfloat16")
-    yield replace(silu, shortcut="none")
-    yield replace(silu, shortcut_channels=48, epilogue="gate", dtype="float16")
-    yield replace(plain, dtype="bfloat16", batch=1)
 
 
 def conv_rows(gfx: str) -> Iterator[Case]:
