@@ -46,16 +46,21 @@ class ResultRows:
         self._result: torch.Tensor | None = None
 
     def write(self, first: int, rows: torch.Tensor) -> None:
-        """Rows (N, n, W, C or more) of the last image from `first` on."""
+        """Rows (N, n, W, C or more) of the last image from `first` on. Everything is a view, and a
+        sum is made where it stays: the result is the largest image of all.
+        """
         if self._result is None:
             self._result = self._make()
-        end, factor = self._end, self._end.shuffle
-        values = rows[..., : end.channels * factor**2].permute(0, 3, 1, 2)
-        values = F.pixel_shuffle(values, factor) if factor > 1 else values
-        out = self._result[:, :, first * factor : first * factor + values.shape[2]]
+        end, factor, (count, width) = self._end, self._end.shuffle, rows.shape[1:3]
+        # (N, C, n, factor, W, factor), in which a pixel shuffle is an order of dimensions
+        values = rows[..., : end.channels * factor**2].unflatten(3, (end.channels, factor, factor))
+        values = values.permute(0, 3, 1, 4, 2, 5)
+        out = self._result[:, :, first * factor : (first + count) * factor]
+        out = out.unflatten(3, (width, factor)).unflatten(2, (count, factor))
         if end.base:
             # Rows of this image are those of the picture: nothing enlarges in between.
             wide = torch.promote_types(rows.dtype, torch.float32)
-            base = self._picture[:, :, first : first + rows.shape[1]].to(wide)
-            values = values.to(wide) + F.interpolate(base, scale_factor=factor, mode="nearest")
-        out.copy_(values)
+            base = self._picture[:, :, first : first + count].to(wide)
+            torch.add(values, base[:, :, :, None, :, None], out=out)
+        else:
+            out.copy_(values)

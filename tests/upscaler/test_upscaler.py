@@ -212,18 +212,22 @@ def test_smaller_budgets_cost_little() -> None:
     assert planner.smallest(0).peak_bytes < whole.peak_bytes // 4
 
 
-@pytest.mark.parametrize("kind", ["x4", "compact", "span norm"])
-def test_no_plan_takes_more_than_it_says(kind: str) -> None:
-    """Measured with torch's convolutions, whose temporary images are part of the prediction."""
+@needs_half
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", ["x4", "x2", "compact", "compact relu"])
+def test_no_plan_takes_more_than_it_says(kind: str, dtype: torch.dtype) -> None:
+    """Measured with torch's convolutions, whose temporary images are part of the prediction, but
+    for SPAN's gate.
+    """
     module = network(kind)
-    x = picture(module, 64, 24)
+    x = picture(module, 61, 24)
     for mode in ("whole", "banded"):
-        upscaler = Upscaler(module, torch.float32)
+        upscaler = Upscaler(module, dtype)
         upscaler(x[..., :8, :8])
         with Peak() as peak:
             upscaler(x, mode=mode)
         chosen = upscaler.last_plan
-        assert chosen is not None and peak.peak <= 1.1 * chosen.peak_bytes
+        assert chosen is not None and peak.peak <= chosen.peak_bytes
 
 
 def test_out_of_memory_ends_in_smaller_bands(monkeypatch: pytest.MonkeyPatch) -> None:
