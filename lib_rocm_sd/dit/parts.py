@@ -138,7 +138,7 @@ class Single:
 class TokensCall(NamedTuple):
     """x (N, tokens, C), context (N, words, C) or, where x has both, None; embedding (N, E), or all
     rows (N, rows, C) that modulate picture and prompt; `rotary`, `rotary_sin` as HeadsInputs has
-    them.
+    them. `mask` (N, all tokens): its products of each two tokens are a mask of attention.
 
     `answer` gives what the host's block does: of context and x, of which a stream that ends is
     None; or, of a Single, of both in one tensor.
@@ -150,10 +150,11 @@ class TokensCall(NamedTuple):
     answer: Callable[..., Any]
     rotary: torch.Tensor | None = None
     rotary_sin: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
 
     @property
     def others(self) -> tuple[Any, ...]:
-        return self.context, self.embedding, self.rotary, self.rotary_sin
+        return self.context, self.embedding, self.rotary, self.rotary_sin, self.mask
 
     @property
     def given(self) -> dict[str, torch.Tensor]:

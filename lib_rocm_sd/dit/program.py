@@ -57,6 +57,7 @@ def _joint(
     embedding: torch.Tensor,
     rotary: torch.Tensor | None = None,
     rotary_sin: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     picture, prompt = parts.picture, parts.prompt
     x, context = x.contiguous(), context.contiguous()
@@ -71,7 +72,7 @@ def _joint(
     sizes = [x.shape[1], context.shape[1]]
     order = -1 if parts.prompt_first else 1
     turned = rotary, rotary_sin
-    mixed = _attended(calls, "joint", parts.heads, *streams[::order], rotary=turned)
+    mixed = _attended(calls, "joint", parts.heads, *streams[::order], rotary=turned, mask=mask)
     del streams
     mixed, of_context = mixed.split(sizes[::order], 1)[::order]
     total = x
@@ -104,6 +105,7 @@ def _single(
     context: torch.Tensor | None = None,
     rotary: torch.Tensor | None = None,
     rotary_sin: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What attention makes comes to lie where the values were, next to what GELU makes."""
     x = x.contiguous() if context is None else torch.cat((context, x), 1)
@@ -115,10 +117,11 @@ def _single(
     made = compute.linear(calls, "qkv", normed, *parts.heads.to_qkv)
     del inputs, normed
     qkv = made[:, : 3 * width].unflatten(0, x.shape[:2])
-    mixed = _attended(calls, "own", parts.count, (qkv, parts.heads), rotary=(rotary, rotary_sin))
+    stream, turned = (qkv, parts.heads), (rotary, rotary_sin)
+    mixed = _attended(calls, "own", parts.count, stream, rotary=turned, mask=mask)
     joined = made[:, 2 * width :]
     joined[:, :width] = mixed.flatten(0, 1)
-    del made, qkv, mixed
+    del made, qkv, mixed, stream
     torch.ops.aten.gelu_(joined[:, width:], approximate="tanh")
     h = compute.linear(calls, "out", joined, parts.to_out).view(x.shape)
     torch.addcmul(x, rows["gate"][:, None], h, out=h)
@@ -163,9 +166,10 @@ def _attended(
     count: int,
     *streams: tuple[torch.Tensor, Heads],
     rotary: Rotary = (None, None),
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention (N, tokens, C) of `count` heads among all tokens of one stream, or of two: of each
-    its queries, keys and values, and the layers that made them.
+    its queries, keys and values, and the layers that made them. `mask` as TokensCall has it.
     """
     (qkv, heads), (more, others) = streams[0], (*streams, (None, None))[1]
     if more is not None or heads.norm_q is not None or rotary[0] is not None:
@@ -177,7 +181,8 @@ def _attended(
         del inputs
     del more, streams
     q, k, v = qkv.unflatten(2, (3, count, -1)).unbind(2)
-    return compute.attention(calls, f"{place}.attention", q, k, v)
+    pairs = None if mask is None else mask[:, None] * mask[:, :, None]
+    return compute.attention(calls, f"{place}.attention", q, k, v, pairs)
 
 
 def _weights(heads: Heads | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:

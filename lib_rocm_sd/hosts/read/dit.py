@@ -37,8 +37,11 @@ MODULATIONS = {
     "AdaLayerNormZero": _BOTH,
     "SD35AdaLayerNormZeroX": _BOTH + OWN,
     "AdaLayerNormContinuous": ("scale", "shift"),
+    "ChromaAdaLayerNormZeroPruned": _BOTH,
 }
-"""Classes of a stream's first norm, and what each makes of the time embedding."""
+"""Classes of a stream's first norm, and what each makes of the time embedding; the last is given
+these rows in the embedding's place.
+"""
 NORMS = {"norm_q", "norm_k", "norm_added_q", "norm_added_k"}
 ATTENTION_SETTINGS = {
     key: value
@@ -73,6 +76,7 @@ def tokens_call(
     answer: Callable[..., Any],
     *rotary: Any,
     rows: bool = False,
+    mask: Any = None,
 ) -> TokensCall | None:
     """None where these do not go together. `rows`: the embedding has rows that modulate."""
     given = ((embedding, 3 if rows else 2), (context, 3))
@@ -80,7 +84,7 @@ def tokens_call(
         alike = type(each) is torch.Tensor and each.ndim == ndim and len(each) == len(x)
         if not alike or (each.dtype, each.device) != (x.dtype, x.device):
             return None
-    return TokensCall(x, context, embedding, answer, *rotary)
+    return TokensCall(x, context, embedding, answer, *rotary)._replace(mask=mask)
 
 
 def joint(found: Findings, module: Any) -> Joint | None:
@@ -186,17 +190,24 @@ def stream_of(
     first = getattr(module, name, None)
     if not found.block(first, name, MODULATIONS, ("silu", "linear", "norm")):
         return None
-    found.silu(first, "silu", name)
-    modulation, norm1 = found.linear(first, "linear", name), found.bare_norm(first, "norm", name)
+    norm1, is_given = found.bare_norm(first, "norm", name), type(first).__name__.endswith("Pruned")
+    modulation = None if is_given else modulation_of(found, first, name)
     norm2 = feed_forward = None
     if not ends:
         norm2 = found.bare_norm(module, f"norm2{suffix}")
         feed_forward = feed_forward_of(found, getattr(module, f"ff{suffix}", None), f"ff{suffix}")
     unread = not ends and (norm2 is None or feed_forward is None)
-    if modulation is None or norm1 is None or heads is None or unread:
+    unread |= modulation is None and not is_given
+    if norm1 is None or heads is None or unread:
         return None
     rows = MODULATIONS[type(first).__name__]
     return Stream(modulation, rows, norm1, heads, norm2, feed_forward)
+
+
+def modulation_of(found: Findings, norm: Any, name: str) -> nn.Linear | None:
+    """The layer of SiLU of the time embedding that a norm of diffusers' has."""
+    found.silu(norm, "silu", name)
+    return found.linear(norm, "linear", name)
 
 
 def feed_forward_of(found: Findings, module: Any, name: str) -> FeedForward | None:

@@ -1,10 +1,10 @@
-"""Flux's double and single blocks in diffusers, ComfyUI and Forge, and Chroma's in the last two:
-their parts, and what a call asks for.
+"""Flux's and Chroma's double and single blocks in diffusers, ComfyUI and Forge: their parts, and
+what a call asks for.
 
 Read in diffusers 0.35.2 and 0.42.1: models/transformers/transformer_flux.py; models/embeddings.py,
-apply_rotary_emb. In Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/ldm/flux/layers.py, math.py;
-comfy/ldm/chroma/layers.py. In lllyasviel/stable-diffusion-webui-forge dfdcbab6: backend/nn/flux.py,
-chroma.py.
+apply_rotary_emb. In 0.42.1: models/transformers/transformer_chroma.py. In Comfy-Org/ComfyUI
+a125cd84 (0.3.64): comfy/ldm/flux/layers.py, math.py; comfy/ldm/chroma/layers.py. In
+lllyasviel/stable-diffusion-webui-forge dfdcbab6: backend/nn/flux.py, chroma.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,22 @@ from lib_rocm_sd.dit.parts import (
     Stream,
     TokensCall,
 )
-from lib_rocm_sd.hosts.read.dit import both, fitting, heads_of, norms_of, stream_of, tokens_call
+from lib_rocm_sd.hosts.read.dit import (
+    both,
+    fitting,
+    heads_of,
+    modulation_of,
+    norms_of,
+    stream_of,
+    tokens_call,
+)
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import code_of, processor_of
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 
+DOUBLES = ("FluxTransformerBlock", "ChromaTransformerBlock")
+SINGLES = ("FluxSingleTransformerBlock", "ChromaSingleTransformerBlock")
+_SINGLE_NORMS = ("AdaLayerNormZeroSingle", "ChromaAdaLayerNormZeroSinglePruned")
 PROCESSOR = "FluxAttnProcessor"
 CLIP: Bounded = partial(torch.clamp_, min=-65504, max=65504)
 _COMFYS: Bounded = partial(torch.nan_to_num_, nan=0.0)
@@ -94,18 +105,61 @@ def single_call(
 
 
 def _diffusers(
-    x: Any, context: Any, embedding: Any, rotary: Any, more: Any, answer: Callable[..., Any]
+    x: Any,
+    context: Any,
+    embedding: Any,
+    rotary: Any,
+    more: Any,
+    answer: Callable[..., Any],
+    mask: Any = None,
+    rows: bool = False,
 ) -> TokensCall | None:
+    """`mask` (N, tokens), of which Chroma's blocks make one of each two tokens: where it is not
+    bool, pairs of tokens that count have one added to their scores.
+    """
     if more:
         raise UnknownModuleError((f"attention is given {', '.join(sorted(more))}",))
-    turned = rotary_of(rotary, x, x.shape[1] + context.shape[1])
-    return tokens_call(x, context, embedding, answer, *turned)
+    tokens = x.shape[1] + (0 if context is None else context.shape[1])
+    if mask is not None and (
+        mask.shape != (len(x), tokens) or mask.dtype not in (torch.bool, x.dtype)
+    ):
+        what = f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
+        raise UnknownModuleError((f"attention is given a mask {what}",))
+    turned = rotary_of(rotary, x, tokens)
+    return tokens_call(x, context, embedding, answer, *turned, rows=rows, mask=mask)
+
+
+def chroma_double_call(
+    module: Any,
+    hidden_states: Any,
+    encoder_hidden_states: Any,
+    temb: Any,
+    image_rotary_emb: Any = None,
+    attention_mask: Any = None,
+    joint_attention_kwargs: Any = None,
+) -> TokensCall | None:
+    given = hidden_states, encoder_hidden_states, temb, image_rotary_emb, joint_attention_kwargs
+    return _diffusers(*given, both, attention_mask, rows=True)
+
+
+def chroma_single_call(
+    module: Any,
+    hidden_states: Any,
+    temb: Any,
+    image_rotary_emb: Any = None,
+    attention_mask: Any = None,
+    joint_attention_kwargs: Any = None,
+) -> TokensCall | None:
+    given = hidden_states, None, temb, image_rotary_emb, joint_attention_kwargs
+    return _diffusers(*given, lambda made: made, attention_mask, rows=True)
 
 
 def double(found: Findings, module: Any) -> Joint | None:
-    """The parts of diffusers' FluxTransformerBlock; what is not as expected goes to `found`."""
+    """The parts of diffusers' FluxTransformerBlock, or Chroma's, whose modulations are given; what
+    is not as expected goes to `found`.
+    """
     children = ("norm1", "norm2", "ff", "norm1_context", "norm2_context", "ff_context", "attn")
-    if not found.block(module, "block", ("FluxTransformerBlock",), children, root=True):
+    if not found.block(module, "block", DOUBLES, children, root=True):
         return None
     attn = module.attn
     if not _is_plain(found, attn):
@@ -124,23 +178,23 @@ def double(found: Findings, module: Any) -> Joint | None:
 
 
 def single(found: Findings, module: Any) -> Single | None:
-    """The parts of diffusers' FluxSingleTransformerBlock, likewise."""
+    """The parts of diffusers' FluxSingleTransformerBlock, or Chroma's, likewise."""
     children = ("norm", "proj_mlp", "act_mlp", "proj_out", "attn")
-    if not found.block(module, "block", ("FluxSingleTransformerBlock",), children, root=True):
+    if not found.block(module, "block", SINGLES, children, root=True):
         return None
     attn, norm = module.attn, module.norm
     plain = _is_plain(found, attn)
-    if not found.block(norm, "norm", ("AdaLayerNormZeroSingle",), ("silu", "linear", "norm")):
+    if not found.block(norm, "norm", _SINGLE_NORMS, ("silu", "linear", "norm")):
         return None
-    found.silu(norm, "silu", "norm")
+    is_given = type(norm).__name__ == _SINGLE_NORMS[1]
     found.gelu(module, "act_mlp")
     layers = ("to_qkv",) if plain and attn.fused_projections else ("to_q", "to_k", "to_v")
     heads = heads_of(found, attn, "attn", layers, None, ("norm_q", "norm_k")) if plain else None
     up = found.linear(module, "proj_mlp")
     if heads is not None and up is not None:
         heads = replace(heads, to_qkv=(*heads.to_qkv, up))
-    modulation, bare = found.linear(norm, "linear", "norm"), found.bare_norm(norm, "norm", "norm")
-    to_out = found.linear(module, "proj_out")
+    modulation = None if is_given else modulation_of(found, norm, "norm")
+    bare, to_out = found.bare_norm(norm, "norm", "norm"), found.linear(module, "proj_out")
     return _fitting(found, modulation, bare, heads, to_out, attn.heads, CLIP)
 
 

@@ -105,8 +105,10 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
         ("diffusers", dit.CLASS, dit.joint, dit.joint_call),
         ("diffusers", qwen.CLASS, qwen.joint, qwen.call),
         ("comfy", qwen.CLASS, qwen.joint, qwen.comfys_call),
-        ("diffusers", "FluxTransformerBlock", flux.double, flux.double_call),
-        ("diffusers", "FluxSingleTransformerBlock", flux.single, flux.single_call),
+        ("diffusers", flux.DOUBLES[0], flux.double, flux.double_call),
+        ("diffusers", flux.SINGLES[0], flux.single, flux.single_call),
+        ("diffusers", flux.DOUBLES[1], flux.double, flux.chroma_double_call),
+        ("diffusers", flux.SINGLES[1], flux.single, flux.chroma_single_call),
     ]
     for family in ("comfy", "modules"):
         every.append((family, dit.COMFYS_CLASS, dit.comfys_joint, dit.comfys_call))
