@@ -135,10 +135,32 @@ class Single:
         return [*first, *self.heads.leaves(), self.to_out]
 
 
+@dataclass(frozen=True, eq=False)
+class Crossed:
+    """A block of one stream that attends to itself, and then to a prompt: Chen and others,
+    "PixArt-alpha: Fast Training of Diffusion Transformer for Photorealistic Text-to-Image
+    Synthesis" (2023), section 2.3. For a stream x,
+
+    n = LayerNorm(x) (1 + scale) + shift; x += gate to_out(attention(n)); x += crossing(x, prompt);
+    m = LayerNorm(x) (1 + ff scale) + ff shift; x += ff gate feed_forward(m)
+
+    `crossing`: its first layer makes queries of x, the others keys and values of the prompt.
+    """
+
+    stream: Stream
+    crossing: Heads
+    heads: int
+
+    def leaves(self) -> list[nn.Module]:
+        """Those whose parameters we read."""
+        return [*self.stream.leaves(), *self.crossing.leaves()]
+
+
 class TokensCall(NamedTuple):
     """x (N, tokens, C), context (N, words, C) or, where x has both, None; embedding (N, E), or all
     rows (N, rows, C) that modulate picture and prompt; `rotary`, `rotary_sin` as HeadsInputs has
-    them. `mask` (N, all tokens): its products of each two tokens are a mask of attention.
+    them. `mask` (N, all tokens): its products of each two tokens are a mask of attention; of a
+    Crossed, (N, 1, words): added to the scores of the prompt's.
 
     `answer` gives what the host's block does: of context and x, of which a stream that ends is
     None; or, of a Single, of both in one tensor.

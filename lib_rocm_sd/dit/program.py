@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
-from lib_rocm_sd.dit.parts import ATTENTION, Heads, Joint, Single, Stream, TokensCall
+from lib_rocm_sd.dit.parts import ATTENTION, Crossed, Heads, Joint, Single, Stream, TokensCall
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.layer_norm.heads import HeadsInputs
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs
@@ -41,6 +41,13 @@ def single(parts: Single, call: TokensCall, means: Means, calls: Calls) -> Any:
     """A block of one stream, which may be given in two tensors."""
     _attends(means, parts.heads)
     return call.answer(calls.recorded(partial(_single, parts), call.given))
+
+
+def crossed(parts: Crossed, call: TokensCall, means: Means, calls: Calls) -> Any:
+    """A block of one stream that attends to a prompt, too."""
+    for heads in (parts.stream.heads, parts.crossing):
+        _attends(means, heads)
+    return call.answer(calls.recorded(partial(_crossed, parts), call.given))
 
 
 def _attends(means: Means, heads: Heads) -> None:
@@ -129,6 +136,33 @@ def _single(
     return h
 
 
+def _crossed(
+    parts: Crossed,
+    calls: Calls,
+    x: torch.Tensor,
+    context: torch.Tensor,
+    embedding: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    x, stream, heads = x.contiguous(), parts.stream, parts.crossing
+    each = _modulation(calls, embedding, x.shape[2], stream.modulation)
+    rows: Rows = dict(zip(stream.rows, each, strict=True))
+    mixed = _projected(calls, "own", x, stream, rows, stream.heads)
+    mixed = _attended(calls, "own", parts.heads, (mixed, stream.heads))
+    mixed = _out(calls, "own.out", stream.heads, mixed)
+    x = torch.addcmul(x, rows["gate"][:, None], mixed)
+    q = compute.linear(calls, "cross.q", x.flatten(0, 1), heads.to_qkv[0])
+    kv = compute.linear(calls, "cross.kv", context.reshape(-1, context.shape[2]), *heads.to_qkv[1:])
+    q, kv = (made.unflatten(0, (len(x), -1)) for made in (q, kv))
+    q, k, v = (made.unflatten(2, (parts.heads, -1)) for made in (q, *kv.chunk(2, 2)))
+    mixed = compute.attention(calls, "cross.attention", q, k, v, mask)
+    del q, k, v, kv
+    flat = mixed.flatten(0, 1)
+    x = compute.linear(calls, "cross.out", flat, heads.to_out, residual=x.flatten(0, 1))
+    x, gate, h = _fed(calls, "x", x.view(mixed.shape), None, stream, rows)
+    return torch.addcmul(x, gate, h)
+
+
 def _modulation(
     calls: Calls, embedding: torch.Tensor, width: int, *layers: nn.Linear | None
 ) -> tuple[torch.Tensor, ...]:
@@ -199,15 +233,24 @@ def _out(calls: Calls, place: str, heads: Heads, mixed: torch.Tensor) -> torch.T
 
 
 def _fed(
-    calls: Calls, place: str, x: torch.Tensor, added: torch.Tensor, stream: Stream, rows: Rows
+    calls: Calls,
+    place: str,
+    x: torch.Tensor,
+    added: torch.Tensor | None,
+    stream: Stream,
+    rows: Rows,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, to which what attention made is added with its gate; the gate (N, 1, C) of what the
+    """x, to which what attention made is `added` with its gate; the gate (N, 1, C) of what the
     feed-forward makes of it, and that.
     """
     ff, norm2 = stream.feed_forward, stream.norm2
     assert ff is not None and norm2 is not None
-    inputs = ModulatedInputs(x, rows["ff scale"], rows["ff shift"], norm2.eps, added, rows["gate"])
-    h, x = calls.run(f"{place}.norm2", LAYER_NORM_MODULATED, inputs)
+    inputs = ModulatedInputs(x, rows["ff scale"], rows["ff shift"], norm2.eps)
+    if added is None:
+        h = calls.run(f"{place}.norm2", LAYER_NORM_MODULATED, inputs)
+    else:
+        inputs = inputs._replace(added=added, gate=rows["gate"])
+        h, x = calls.run(f"{place}.norm2", LAYER_NORM_MODULATED, inputs)
     del inputs, added
     h = compute.linear(calls, f"{place}.up", h.flatten(0, 1), ff.up)
     h = nn.functional.gelu(h, approximate="tanh")

@@ -51,7 +51,7 @@ def test_the_whole_command(
     assert [row["of_eager"] for row in rows[::2]] == [1.0] * 3
     assert rows[0]["of_plain"] is None and rows[3]["of_plain"] > 0
     own = rows[1]["blocks"].split(" of ")
-    assert own[0] == own[1] != "0" and rows[5]["blocks"] == ""
+    assert own[0] == own[1] != "0" and rows[5]["blocks"] == "2 of 2"
     assert any("with a processor of ours" in note for note in rows[5]["told"])
     assert "SD 1.5, mask for the prompt, rocm_sd:" in capsys.readouterr().out
 

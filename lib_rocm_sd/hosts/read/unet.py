@@ -10,7 +10,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit import program
-from lib_rocm_sd.hosts.read import dit, flux, qwen, unet_diffusers
+from lib_rocm_sd.hosts.read import crossed, dit, flux, qwen, unet_diffusers
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
@@ -110,6 +110,9 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
         ("diffusers", flux.DOUBLES[1], flux.double, flux.chroma_double_call),
         ("diffusers", flux.SINGLES[1], flux.single, flux.chroma_single_call),
     ]
+    crossing: list[_Blocks] = [
+        ("diffusers", crossed.NORM_TYPE, crossed.pixart, crossed.pixart_call)
+    ]
     for family in ("comfy", "modules"):
         every.append((family, dit.COMFYS_CLASS, dit.comfys_joint, dit.comfys_call))
     for family in ("comfy", "backend"):
@@ -122,15 +125,19 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
         run: Run = program.single if alone else program.joint
         title = TITLES[-1 if alone else -2]
         yield (family, name), Kind(title, partial(_read, family, read), bind, run)
+    for family, name, read, bind in crossing:
+        yield (family, name), Kind(TITLES[2], partial(_read, family, read), bind, program.crossed)
 
 
 _TRANSFORMERS = dict(_transformers())
-"""By the package that defines a block's class, and its name."""
+"""By the package that defines a block's class, and its name; PixArt's has the class of a UNet's."""
 
 
 def transformer_kind(module: nn.Module) -> Kind | None:
     """That of a transformer's block, by its class or one that it is derived from."""
-    names = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(module).__mro__)
+    names = [(cls.__module__.partition(".")[0], cls.__name__) for cls in type(module).__mro__]
+    if vars(module).get("norm_type") == crossed.NORM_TYPE:
+        names.insert(0, ("diffusers", crossed.NORM_TYPE))
     return next((_TRANSFORMERS[name] for name in names if name in _TRANSFORMERS), None)
 
 

@@ -1,0 +1,100 @@
+"""PixArt's blocks in diffusers: their parts, and what a call asks for.
+
+Read in diffusers 0.42.1: models/attention.py, BasicTransformerBlock;
+models/transformers/pixart_transformer_2d.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lib_rocm_sd.dit.parts import ATTENTION, FEED_FORWARD, Crossed, Heads, Stream, TokensCall
+from lib_rocm_sd.hosts.read.dit import feed_forward_of, tokens_call
+from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
+
+NORM_TYPE = "ada_norm_single"
+"""What tells PixArt's blocks from those of a UNet, which have the same class."""
+_TABLE = "scale_shift_table"
+_DIFFUSERS = Diffusers()
+
+
+def pixart_call(
+    module: Any,
+    hidden_states: Any,
+    attention_mask: Any = None,
+    encoder_hidden_states: Any = None,
+    encoder_attention_mask: Any = None,
+    timestep: Any = None,
+    cross_attention_kwargs: Any = None,
+    class_labels: Any = None,
+    added_cond_kwargs: Any = None,
+) -> TokensCall | None:
+    """The prompt's mask is what diffusers adds to the scores, (N, 1, words)."""
+    x, context, mask = hidden_states, encoder_hidden_states, encoder_attention_mask
+    if attention_mask is not None:
+        raise UnknownModuleError(("attention to the picture has a mask",))
+    if cross_attention_kwargs:
+        given = ", ".join(sorted(cross_attention_kwargs))
+        raise UnknownModuleError((f"attention is given {given}",))
+    rows = _rows_of(getattr(module, _TABLE), timestep, x)
+    if context is None or rows is None:
+        return None
+    if mask is not None and (mask.shape != (len(x), 1, context.shape[1]) or mask.dtype != x.dtype):
+        what = f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
+        raise UnknownModuleError((f"attention to the prompt has a mask {what}",))
+    return tokens_call(x, context, rows, lambda made: made, rows=True, mask=mask)
+
+
+def _rows_of(table: torch.Tensor, embedding: Any, x: torch.Tensor) -> torch.Tensor | None:
+    """The block's own table of six rows, to which those of the time embedding are added, (N, 6, C);
+    None where they do not go together.
+    """
+    rows = table.view(1, 6, -1)
+    fits = embedding.numel() == len(x) * rows.numel() and rows.shape[2] == x.shape[2]
+    if not fits or {table.device, embedding.device} != {x.device}:
+        return None
+    return (rows + embedding.reshape(len(x), 6, -1)).to(x.dtype)
+
+
+def pixart(found: Findings, module: Any) -> Crossed | None:
+    """The parts of a block; what is not as expected goes to `found`."""
+    children = ("norm1", "attn1", "norm2", "attn2", "ff")
+    kind = ("BasicTransformerBlock",)
+    if not found.block(module, "block", kind, children, root=True, own=(_TABLE,)):
+        return None
+    expected = {"norm_type": NORM_TYPE, "_chunk_size": None, "only_cross_attention": False}
+    found.settings(module, "block", {**expected, "pos_embed": None})
+    norm1, norm2 = (found.bare_norm(module, norm) for norm in ("norm1", "norm2"))
+    own, crossing = (_heads_of(found, getattr(module, key), key) for key in ("attn1", "attn2"))
+    feed_forward = feed_forward_of(found, module.ff, "ff")
+    if norm1 is None or norm2 is None or own is None or crossing is None or feed_forward is None:
+        return None
+    stream = Stream(None, ATTENTION + FEED_FORWARD, norm1, own, norm2, feed_forward)
+    return _fitting(found, stream, crossing, module.attn1.heads, module.attn2.heads)
+
+
+def _heads_of(found: Findings, module: Any, name: str) -> Heads | None:
+    made = _DIFFUSERS.attention(found, module, name)
+    if made is None or made.to_out is None:
+        return None
+    if made.to_kv_more:
+        found.add(f"{name} attends to images, too")
+    return Heads(module, made.of_x, made.to_out, None, None)
+
+
+def _fitting(found: Findings, stream: Stream, crossing: Heads, *counts: int) -> Crossed | None:
+    """The parts, if all widths are those of the stream's tokens, and all counts of heads alike."""
+    own, width = stream.heads, stream.heads.to_qkv[0].in_features
+    first, *others = crossing.to_qkv
+    sizes = own.widths | {layer.in_features for layer in own.to_qkv}
+    sizes |= {first.in_features, first.out_features}
+    sizes |= {sum(layer.out_features for layer in others) // 2}
+    sizes |= {each.to_out.out_features for each in (own, crossing) if each.to_out is not None}
+    if sizes != {width} or len({*counts}) > 1 or counts[0] < 1 or width % counts[0]:
+        found.add(f"{sorted({*counts})} heads of {width}, and layers of {sorted(sizes)}")
+        return None
+    return Crossed(stream, crossing, counts[0])
