@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-WAIT_S = 300.0
+WAIT_S = 600.0
 """Only stops a test that hangs."""
 POLL_S = 0.01
 

@@ -8,7 +8,8 @@ from typing import Any
 
 ACCORDION = "#script_{tab}_rocm_sd_optimization_{name}"
 SPEED = "#rocm_sd_speed_{name}"
-PATIENCE_MS = 60_000
+PATIENCE_MS = 600_000
+"""Only stops a test that hangs."""
 POLLING_MS = 50
 CALL = "/run/"
 """In the address that gradio asks for what a control or our hidden button gives."""
@@ -134,15 +135,13 @@ class Visit:
         found = "([n, s, p]) => new RegExp(p).test(document.querySelector(s)?.[n] ?? '')"
         self.wait_for(found, [name, selector, pattern])
 
-    def wait_for(
-        self, expression: str, arg: Any = None, *, timeout_ms: float = PATIENCE_MS
-    ) -> None:
+    def wait_for(self, expression: str, arg: Any = None) -> None:
         """Until a JavaScript function gives true.
 
         It is asked at intervals: playwright's own way, before each frame, has the page painted
         sixty times a second meanwhile.
         """
-        self.page.wait_for_function(expression, arg=arg, polling=POLLING_MS, timeout=timeout_ms)
+        self.page.wait_for_function(expression, arg=arg, polling=POLLING_MS)
 
     def wait_for_title(self, pattern: str, tab: str = "txt2img") -> None:
         """Until the accordion's title line matches."""
@@ -162,12 +161,11 @@ class Visit:
             self.page.locator(f"{self.speed('status')} [data-state]").get_attribute("data-state")
         )
 
-    def wait_for_speed(self, *states: str, timeout_ms: int = PATIENCE_MS) -> None:
+    def wait_for_speed(self, *states: str) -> None:
         """Until this page shows one of them."""
         self.wait_for(
             "([s, states]) => states.includes(document.querySelector(s)?.dataset.state)",
             [f"{self.speed('status')} [data-state]", states],
-            timeout_ms=timeout_ms,
         )
 
     def wait_for_button(self, name: str, state: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ANSWER = "@@ "
-IDLE_LIMIT_S = 60.0
+IDLE_LIMIT_S = 600.0
 HERE = Path(__file__).resolve().parent
 DOUBLE = HERE.parent / "webui" / "double"
 PLAYED = HERE.parent / "lab" / "played_selftest.py"

@@ -20,7 +20,8 @@ ANSWER = "@@ "
 EXTENSION = "rocm-sd"
 SELF_TEST = "self-test.json"
 """In the data folder: how the next self-test ends, and its file."""
-START_LIMIT_S = 150.0
+ANSWER_LIMIT_S = 660.0
+"""Longer than serve.py waits until nothing runs."""
 
 
 class Served:
@@ -75,11 +76,11 @@ class Served:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(600)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._listener.join(10)
+        self._listener.join(600)
 
     def ask(self, command: str) -> dict[str, Any]:
         """The answer to "state", "idle" or "reload"."""
@@ -104,7 +105,7 @@ class Served:
 
     def _answer(self) -> dict[str, Any]:
         try:
-            answer = self._answers.get(timeout=START_LIMIT_S)
+            answer = self._answers.get(timeout=ANSWER_LIMIT_S)
         except Empty:
             answer = {}
         assert answer, f"the WebUI's double has ended or hangs:\n{self.console()[-4000:]}"

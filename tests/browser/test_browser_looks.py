@@ -34,7 +34,7 @@ def go(page: Visit, place: str) -> None:
         if page.speed_state() != "done":
             page.ask_for("Quick")
             page.page.locator(page.speed("run")).click()
-            page.wait_for_speed("done", timeout_ms=60_000)
+            page.wait_for_speed("done")
         for name in ("facts", "export"):
             page.unfold(name)
     else:

@@ -20,7 +20,7 @@ from tests.comfyui.test_real_comfyui import checkout as checkout
 from tests.comfyui.test_real_comfyui import python as python
 from tests.comfyui.test_real_comfyui import with_nodes
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 600_000
 READY = "() => !!window.LiteGraph?.registered_node_types['RocmSdStatus'] && !!window.app?.graph"
 DRAFT = "() => Object.values({...localStorage, ...sessionStorage}).some(s => s.includes('RocmSd'))"
 SAID = ".rocm-sd-said"

@@ -260,7 +260,7 @@ def test_what_is_known_is_told_without_waiting() -> None:
     with engine._lock:  # some thread measures
         thread = threading.Thread(target=lambda: told.append(engine.known(CPU, op)))
         thread.start()
-        thread.join(60)
+        thread.join(600)
     assert told == [[]]
     engine._planner.quarantine(Asked(op, op.variants[0], 1, op.usual[0][1], CPU), "planted")
     assert engine.known(CPU, op) is None  # it may have been barred

@@ -179,11 +179,11 @@ def test_two_at_once_are_refused() -> None:
         with cache.lock(command.LOCK, 0.0) as got:
             assert got
             held.set()
-            done.wait(60)
+            done.wait(600)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait(60)
+    held.wait(600)
     try:
         assert __main__.main([*ARGUMENTS]) == 2
     finally:
@@ -235,7 +235,7 @@ def test_all_requests_are_served_by_all_cards() -> None:
 
     def paint(card: str) -> serving.Paint:
         def work(number: int) -> None:
-            both.wait(60)  # each card has one of the two
+            both.wait(600)  # each card has one of the two
             served.append((card, number))
 
         return work

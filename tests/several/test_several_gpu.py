@@ -26,7 +26,7 @@ from tests.vae.vae_models import ldm_coder
 pytestmark = pytest.mark.gpu
 HALF = torch.float16
 STEPS = 30
-LIMIT_S = 500.0
+LIMIT_S = 600.0
 
 
 @pytest.fixture(scope="module")

@@ -480,7 +480,7 @@ def test_weights_that_change_while_they_are_sent(team: Teams, monkeypatch: Any) 
 
     def wait(*given: Any) -> int:
         sent: int = fill(*given)
-        assert goes.wait(60)
+        assert goes.wait(600)
         return sent
 
     monkeypatch.setattr(replica, "fill", wait)

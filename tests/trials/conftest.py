@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,20 @@ from lib_rocm_sd import arch, cache
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.runtime import build
+from lib_rocm_sd.trials.conductor import Conductor
 from tests.runtime.code_objects import SCALE
 from tests.verify import hip_library
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from tests.trials.world import World
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has its time on a busy machine, where a test does not say how long."""
+    patient = partialmethod(Conductor.__init__, class_limit_s=WAIT_S, start_limit_s=WAIT_S)
+    monkeypatch.setattr(Conductor, "__init__", patient)
 
 
 @pytest.fixture(scope="session")

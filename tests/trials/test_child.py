@@ -106,7 +106,7 @@ def test_it_ends_when_its_parent_is_killed() -> None:
         child = Path("/proc", parent.stdout.readline().strip())
         assert child.exists()
         parent.kill()
-        parent.wait(30)
+        parent.wait(600)
         until(lambda: gone(child))
 
 

@@ -27,6 +27,7 @@ from lib_rocm_sd.trials.subject import Subject
 from lib_rocm_sd.trials.verdicts import FAULTED, HUNG, KILLED, PASSED, REFUSED, WRONG, Verdict
 from tests.clock import Clock
 from tests.trials import scaling
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.usefixtures("ready")
 Script = Callable[[str], None]
@@ -43,7 +44,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 
 def run(
-    place: Place, *factors: float, force: bool = False, class_limit_s: float = 20.0
+    place: Place, *factors: float, force: bool = False, class_limit_s: float = WAIT_S
 ) -> list[Verdict]:
     subjects = [scaling.subject(factor) for factor in factors]
     made = Conductor(place, class_limit_s=class_limit_s)
@@ -277,7 +278,7 @@ def test_no_turn_is_held_while_a_class_is_compiled_or_noted(
         ended.set()
 
     def made(spec: KernelSpec, row: object) -> build.CodeObject:
-        told.append("compiled" if ended.wait(20) else "compiled within the turn")
+        told.append("compiled" if ended.wait(600) else "compiled within the turn")
         raise CompileError("clang", "no such thing")
 
     first, second = scaling.subject(2.0), scaling.subject(3.0)
@@ -354,7 +355,7 @@ def test_no_more_classes_are_noted_than_memory_is_there_for(
         return conductor._Letter("", {}, [b"1"], torch=False, is_far=False, deaths=0)
 
     ahead = conductor._Ahead([scaling.subject(float(each)) for each in range(5)], note)
-    assert enough.wait(20)
+    assert enough.wait(600)
     assert len(noted) == 2
     for _ in range(5):
         assert ahead.next(bool, lambda: None) is not None

@@ -222,7 +222,7 @@ def test_a_patient_sessions_classes_are_tried_by_one_child(
     assert before <= 2 and world.gate._thread is not None
     monkeypatch.setattr(gate, "KEPT_S", 0.0)
     assert world.run(5.0) == "rocm_sd"
-    world.gate._thread.join(10)
+    world.gate._thread.join(600)
     assert link.status() == 0
     assert world.run(6.0) == "rocm_sd"
     assert len(world.links) == before + 1
@@ -260,7 +260,7 @@ def test_a_kept_child_that_dies_meanwhile_is_no_classs_fault(world: World, how: 
     assert [world.run(factor) for factor in (2.0, 3.0)] == ["rocm_sd"] * 2
     link = world.links[-1]
     link._process.send_signal(how)
-    link._process.wait(10)
+    link._process.wait(600)
     assert world.run(4.0) == "rocm_sd"
     assert world.links[-1] is not link
     assert (world.gate.state().refused, world.gate.state().halted) == ((), "")
@@ -273,7 +273,7 @@ def test_what_a_conductor_gave_up_is_asked_for_again_once_all_is_tried(
     world.run(2.0)
     world.settled()
     assert world.gate._thread is not None
-    world.gate._thread.join(20)
+    world.gate._thread.join(600)
     assert not world.gate._thread.is_alive()
     assert world.gate._conductors == {}
 
@@ -348,7 +348,7 @@ def test_a_program_that_ends_waits_for_no_trial_and_blames_none(
 
     monkeypatch.setattr(Link, "receive", noted)
     world.run()
-    assert begun.wait(60)
+    assert begun.wait(600)
     world.gate.stop()
     assert world.gate._thread is not None
     assert not world.gate._thread.is_alive()
@@ -419,7 +419,7 @@ def test_it_asks_while_another_thread_plans(world: World) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert not any(thread.is_alive() for thread in threads)
     world.settled()
     assert [world.run(float(factor)) for factor in range(2, 6)] == ["rocm_sd"] * 4

@@ -67,7 +67,7 @@ def test_a_line_of_a_process_that_lives_is_left_alone(tmp_path: Path) -> None:
         assert Journal(tmp_path).open_lines() == []
         assert len(list(tmp_path.iterdir())) == 1
         process.kill()
-        process.wait(60)
+        process.wait(600)
     assert [line.key for line in Journal(tmp_path).open_lines()] == ["bad"]
 
 

@@ -196,7 +196,7 @@ if len(sys.argv) > 1:  # what this process launches is not what the child has tr
     launcher.Launcher._code = changed
 inputs = ATTENTION.make_inputs(problem, card, 3)
 engine.run(ATTENTION, inputs)
-gate.wait(60)
+gate.wait(600)
 engine.run(ATTENTION, inputs)
 print("refused", gate.state().refused)
 """
@@ -249,13 +249,13 @@ def test_the_engine_stays_on_torch_and_takes_over_after_the_plant_is_gone(
     engine.gate = gate
     inputs = ATTENTION.make_inputs(AttentionProblem(2, 8, 1024, 1024, 64), card, 3)
     first = engine.run(ATTENTION, inputs, session)
-    assert gate.wait(120)
+    assert gate.wait(600)
     second = engine.run(ATTENTION, inputs, session)
     assert torch.equal(first, second)
     assert gate.state().refused
     undo()
     assert gate.ask()
-    assert gate.wait(120)
+    assert gate.wait(600)
     begin = time.monotonic()
     third = engine.run(ATTENTION, inputs, session)
     print(f"the first call of ours, self-tests included: {time.monotonic() - begin:.3f} s")

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.ops.base import KernelSpec
-from lib_rocm_sd.trials import conductor
 from lib_rocm_sd.trials.conductor import Conductor
 from lib_rocm_sd.trials.gate import Gate
 from lib_rocm_sd.trials.journal import Journal
@@ -24,6 +23,7 @@ from tests.ops.toy_op import CPU, GFX1100, User
 from tests.runtime.driver_doubles import ScaleParams
 from tests.trials import scaling
 from tests.trials.scaling import SCALING, Inputs
+from tests.waiting import WAIT_S
 
 X = torch.arange(1024.0)
 
@@ -52,9 +52,7 @@ class Launching:
 class World:
     """An engine with a gate, whose card is the stand-in's."""
 
-    def __init__(
-        self, place: Place, journal: Path, class_limit_s: float = conductor.CLASS_LIMIT_S
-    ) -> None:
+    def __init__(self, place: Place, journal: Path, class_limit_s: float = WAIT_S) -> None:
         self.class_limit_s = class_limit_s
         self.launch = Launching()
         self.said: list[str] = []
@@ -108,7 +106,7 @@ class World:
         return "; ".join(plan.refusals["rocm_sd"])
 
     def settled(self) -> None:
-        assert self.gate.wait(60)
+        assert self.gate.wait(600)
 
 
 def again(before: World, *software: str) -> World:

@@ -19,7 +19,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-INSTALL_LIMIT_S = 150
+INSTALL_LIMIT_S = 600
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tests.webui.environments import A1111, CHECKOUT, FORGE, FORGE_BACKEND, REAL
 from tests.webui.inside_run import DOUBLE, WEBUI, run_inside
 from tests.webui.surface import Mirror
 
-WHOLE_LIMIT_S = 300
+WHOLE_LIMIT_S = 1800
 DOUBLES = {"backend": "forge_double", "ldm_patched": "reforge_double"}
 SINCE = {"backend": "backend/nn/chroma.py", "ldm_patched": "ldm_patched/modules/rmsnorm.py"}
 """A file that older ones lack, which have other signatures than those that were read."""

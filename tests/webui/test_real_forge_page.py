@@ -20,7 +20,7 @@ from tests.webui.test_real_forge import checkout as checkout
 from tests.webui.test_real_forge import environments as environments
 from tests.webui.test_real_forge import started_by
 
-START_LIMIT_S = 180
+START_LIMIT_S = 600
 FIELDS = {"width": "64", "height": "64", "steps": "3", "seed": "1"}
 PIXELS = """async () => {
     const image = document.querySelector("#txt2img_gallery img");

@@ -169,7 +169,7 @@ def test_two_threads_take_turns(fake: Tunable) -> None:
     def first() -> None:
         with tunable.switched_on(tune=True):
             entered.set()
-            let_go.wait(20)
+            let_go.wait(600)
 
     def second() -> None:
         with tunable.switched_on(tune=False):
@@ -177,13 +177,13 @@ def test_two_threads_take_turns(fake: Tunable) -> None:
 
     threads = [threading.Thread(target=first), threading.Thread(target=second)]
     threads[0].start()
-    assert entered.wait(20)
+    assert entered.wait(600)
     threads[1].start()
     threads[1].join(0.2)
     assert threads[1].is_alive() and not seen
     let_go.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(600)
     assert seen == [(True, False, "theirs.csv")]
 
 

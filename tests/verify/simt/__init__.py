@@ -102,7 +102,7 @@ def missing(sanitize: str | None = None) -> str | None:
 
 
 def _run(
-    command: Sequence[str], stdin: bytes = b"", timeout_s: float = 120.0, cwd: Path | None = None
+    command: Sequence[str], stdin: bytes = b"", timeout_s: float = 600.0, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
@@ -124,7 +124,7 @@ def _clang(sanitize: str | None, command: Sequence[str], made: Path) -> None:
     """Raises SimtError with clang's log."""
     clang = find_clang(sanitize)
     assert clang is not None, missing(sanitize)
-    result = _run([clang, *command], timeout_s=300.0, cwd=made)
+    result = _run([clang, *command], timeout_s=600.0, cwd=made)
     if result.returncode != 0:
         raise SimtError(result.stderr.decode(errors="replace"))
 
@@ -227,7 +227,7 @@ def run(
     grid: int,
     block: int,
     seed: int = 1,
-    timeout_s: float = 120.0,
+    timeout_s: float = 600.0,
 ) -> None:
     """Runs all work-groups; `memory` is what the kernel may touch, and has the results afterwards.
 

@@ -58,7 +58,7 @@ class ShimLaunch:
         self.seed = seed
         self.sanitize = sanitize
         self.kernels_dir = kernels_dir
-        self.timeout_s = 120.0
+        self.timeout_s = 600.0
         self._allocations = Allocations()
 
     def knows(self, *tensors: torch.Tensor | None) -> AbstractContextManager[Any]:

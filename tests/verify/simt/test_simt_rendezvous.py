@@ -28,7 +28,7 @@ class RendezvousParams(ctypes.Structure):
 
 
 def execute(
-    case: str, seed: int = 1, sanitize: str | None = None, timeout_s: float = 60.0
+    case: str, seed: int = 1, sanitize: str | None = None, timeout_s: float = 600.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Runs a case of rendezvous.hip: (input, output), a row per work-group."""
     reason = simt.missing(sanitize)

@@ -63,7 +63,7 @@ def join(name: str) -> None:
     """Threads of this name have ended: by the modules' names they would reach the next start."""
     for thread in threading.enumerate():
         if thread.name == name:
-            thread.join(30)
+            thread.join(600)
 
 
 def end_measuring() -> None:

@@ -84,7 +84,7 @@ def test_without_api_nothing_is_started_or_ended(start: Start, gpu: FakeGpu, arg
         assert bench.session.running
     finally:
         bench.go.set()
-        assert bench.session.wait(60)
+        assert bench.session.wait(600)
     if args:
         assert client.post(BENCH, headers=JSON).status_code == 401
 

@@ -141,11 +141,11 @@ def test_a_change_while_a_picture_is_made_counts_for_the_next(webui: WebUI) -> N
     def generate() -> None:
         with lock:
             entered.set()
-            leave.wait(60)
+            leave.wait(600)
 
     thread = threading.Thread(target=generate)
     thread.start()
-    entered.wait(60)
+    entered.wait(600)
     webui.shared.opts.set(OPERATIONS, ALL[1:])
     assert webui.is_ours()
     assert webui.library("hosts.webui.settings_page").compile_again().startswith("A picture is")

@@ -110,7 +110,7 @@ class Card:
         self.go.set()
         for ours in self.started:
             ours._gate.stop()
-            ours._gate.wait(30)
+            ours._gate.wait(600)
             until(lambda ours=ours: not (ours._settling or ours._working))
         until(nobody_settles)
 
@@ -134,7 +134,7 @@ class Link:
             return
         self._card.tried.append(head["subject"])
         self._card.asked += 1
-        assert self._card.go.wait(30)
+        assert self._card.go.wait(600)
         self._card.classes += 1
         what = self._card.script.get(self._card.classes, PASSED)
         self._answers += [{"kind": "trying", "problem": "Usual"}, what]
