@@ -7,6 +7,7 @@ begins again with its own tiles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,9 +24,13 @@ from lib_rocm_sd.modules.stand_in import StandIn, UnknownModuleError, brief
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.upscaler.program import Upscaler
 from lib_rocm_sd.vae.bands import Interrupted, Overflow
-from lib_rocm_sd.vae.policy import FREE_SHARE
+from lib_rocm_sd.vae.policy import FREE_SHARE, host_available_bytes
 
 Shape = Sequence[int]
+PIXEL_BYTES = 36
+"""Main memory that a host takes for each pixel of a result that it is given as a whole: three
+colours, three times in float32.
+"""
 
 
 class LeftError(Exception):
@@ -82,6 +87,13 @@ class UpscalerStandIn(StandIn):
         why = engine.usable(device, CONVS["3x3"], self._session)
         if why:
             return "; ".join(why)
+        sides = [side * self.program.scale for side in shape[-2:]]
+        needed, there = PIXEL_BYTES * math.prod(sides), host_available_bytes()
+        if needed > there:
+            return (
+                f"a result of {sides[1]} x {sides[0]} as a whole takes {needed >> 20} MiB of main "
+                f"memory, of which {there >> 20} MiB may be taken"
+            )
         work = self.program.work(*shape[-2:])
         for op, problem in {op.test_problems(each): (op, each) for op, each in work}.values():
             why = engine.usable(device, op, self._session, problem)

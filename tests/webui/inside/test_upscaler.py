@@ -347,6 +347,19 @@ def test_a_convolution_that_may_not_be_ours_leaves_all_to_the_webui(
     assert not seen
 
 
+def test_a_result_that_main_memory_does_not_hold(
+    webui: WebUI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The WebUI makes it of its tiles, of which each has 8 bits."""
+    stand_in, seen = webui.library("hosts.upscaler"), runs(webui, monkeypatch)
+    monkeypatch.setattr(stand_in, "host_available_bytes", lambda: 36 * 74 * 100 - 1)
+    assert why_left(webui, picture()).startswith("a result of 100 x 74 as a whole takes 0 MiB")
+    assert not seen
+    monkeypatch.setattr(stand_in, "host_available_bytes", lambda: 36 * 74 * 100)
+    extras(webui, picture(seed=1))
+    assert len(seen) == 1
+
+
 def test_without_kernels_it_is_the_webuis(start: Start) -> None:
     webui = start(gpu=FakeGpu(), before=with_upscaler)
     assert "there is no conv" in why_left(webui, picture())
