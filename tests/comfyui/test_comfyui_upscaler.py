@@ -96,6 +96,59 @@ def test_an_older_comfyuis_node(comfy: Any, model: Any, card: Engine) -> None:
     assert torch.equal(by_node(model, image), own)
 
 
+def test_our_node_with_the_start_option_tries_once(
+    comfy: Any, model: Any, card: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[None] = []
+
+    def fails(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        tried.append(None)
+        raise ArithmeticError("no good")
+
+    kind, image = comfy.nodes.NODE_CLASS_MAPPINGS["ImageUpscaleWithModel"], pictures(1)
+    own = kind.execute(model, image)[0]
+    monkeypatch.setattr(Upscaler, "__call__", fails)
+    everywhere.begin("Auto")
+    assert torch.equal(by_node(model, image), own)
+    assert len(tried) == 1 and sum(left().values()) == 1
+    everywhere.end()
+
+
+def test_a_comfyuis_node_with_more_inputs(comfy: Any, model: Any, card: Engine) -> None:
+    """One that we do not know may ask for another picture."""
+
+    class ImageUpscaleWithModel:
+        FUNCTION = "upscale"
+
+        def upscale(self, upscale_model: Any, image: Any, scale_by: float = 1.0) -> tuple[Any, ...]:
+            return (image * scale_by, "theirs")
+
+    comfy.nodes.NODE_CLASS_MAPPINGS["ImageUpscaleWithModel"] = ImageUpscaleWithModel
+    image, node = pictures(1), ImageUpscaleWithModel()
+    everywhere.begin("Auto")
+    made, *rest = node.upscale(model, image=image, scale_by=0.5)
+    assert torch.equal(made, image * 0.5) and rest == ["theirs"]
+    (said,) = left()
+    assert said == "Upscaler: its node was given upscale_model, image, scale_by"
+    (made,) = node.upscale(image=image, upscale_model=model)
+    assert made.shape == (1, 26, 42, 3)
+    with pytest.raises(TypeError, match="nothing_known"):
+        node.upscale(model, image, nothing_known=1)  # type: ignore[call-arg]
+    everywhere.end()
+
+
+@pytest.mark.parametrize("start_option", [False, True])
+def test_no_picture(comfy: Any, model: Any, card: Engine, start_option: bool) -> None:
+    kind, image = comfy.nodes.NODE_CLASS_MAPPINGS["ImageUpscaleWithModel"], pictures(1)[:0]
+    if start_option:
+        everywhere.begin("Auto")
+        assert kind.execute(model, image)[0].shape == (0, 26, 42, 3)
+        everywhere.end()
+    else:
+        assert by_node(model, image).shape == (0, 26, 42, 3)
+    assert left() == {"Upscaler: there is no picture": 1}
+
+
 def test_a_comfyui_without_the_node(comfy: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "rocm_sd.comfyui")
     comfy.nodes.NODE_CLASS_MAPPINGS.clear()

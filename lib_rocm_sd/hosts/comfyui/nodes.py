@@ -200,13 +200,13 @@ class RocmSdUpscale(Node):
         own = kind.execute if hasattr(kind, "execute") else kind().upscale
         theirs = partial(own, upscale_model, image)
         try:
-            from lib_rocm_sd.hosts.comfyui.upscaler import upscaled
+            from lib_rocm_sd.hosts.comfyui.upscaler import lone, upscaled
 
             session = host.session_of(level)
         except Exception as error:
             _told("Upscaler", error)
             return (theirs()[0],)
-        return (upscaled(theirs, upscale_model, image, session),)
+        return (upscaled(theirs, lone, upscale_model, image, session)[0],)
 
 
 class RocmSdStatus(OutputNode):

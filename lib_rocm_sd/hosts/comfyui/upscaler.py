@@ -7,7 +7,9 @@ class method `execute`, and as `upscale` too, which was a method of its own befo
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -25,12 +27,23 @@ TILE_BYTES = 512 * 512 * 3 * 4 * 384
 """What ComfyUI's node has made free for its tiles, for each time that sides become longer."""
 
 
+_left: ContextVar[bool] = ContextVar("left", default=False)
+"""ComfyUI's node is asked because ours could not: it may be one that we serve."""
+
+
 def upscaled(
-    theirs: Callable[[], Any], model: Any, image: torch.Tensor, session: Session
-) -> torch.Tensor:
-    """Pictures (N, H, W, C) of 0..1, N times as large by `model`, a spandrel descriptor; `theirs()`
-    is what ComfyUI's node gives. Raises what ComfyUI raises once the user has pressed Cancel.
+    theirs: Callable[[], Any],
+    result: Callable[[torch.Tensor], Any],
+    model: Any,
+    image: torch.Tensor,
+    session: Session,
+) -> Any:
+    """`result` of pictures (N, H, W, C) of 0..1 that `model`, a spandrel descriptor, has enlarged,
+    or `theirs()`, what ComfyUI's node gives. Raises what ComfyUI raises once the user has pressed
+    Cancel.
     """
+    if _left.get():
+        return theirs()
     host.count_for_workflow()
     try:
         made = _by_ours(model, image, session)
@@ -42,8 +55,12 @@ def upscaled(
         tally.leave(PART, str(left))
     else:
         tally.served(PART)
-        return made
-    return theirs()[0]  # type: ignore[no-any-return]
+        return result(made)
+    before = _left.set(True)
+    try:
+        return theirs()
+    finally:
+        _left.reset(before)
 
 
 def _by_ours(model: Any, image: torch.Tensor, session: Session) -> torch.Tensor:
@@ -51,6 +68,8 @@ def _by_ours(model: Any, image: torch.Tensor, session: Session) -> torch.Tensor:
     unusable = vae.usable(device)
     if unusable:
         raise LeftError("; ".join(unusable))
+    if not len(frames):
+        raise LeftError("there is no picture")
     shown = host.progress_bar()
     with whole(model, session, progress=shown, interrupt=host.interrupted) as ours:
         try:
@@ -70,16 +89,28 @@ def serve_node(kind: Any, session: Session) -> list[Patch]:
     return [put(kind, name, _method(vars(kind)[name], session)) for name in names]
 
 
+def lone(made: torch.Tensor) -> tuple[torch.Tensor]:
+    """What a node gives whose only output this is."""
+    return (made,)
+
+
 def _method(own: Any, session: Session) -> Any:
     """In the place of `own`, as a class has it."""
     of_class = isinstance(own, classmethod)
     function = own.__func__ if of_class else own
-    result = host.attribute("comfy_api.latest", "io", "NodeOutput") if of_class else None
+    result = host.attribute("comfy_api.latest", "io", "NodeOutput") if of_class else lone
 
     @functools.wraps(function)
-    def upscale(owner: Any, upscale_model: Any, image: torch.Tensor) -> Any:
-        theirs = functools.partial(function, owner, upscale_model, image)
-        made = upscaled(theirs, upscale_model, image, session)
-        return (made,) if result is None else result(made)
+    def upscale(*args: Any, **kwargs: Any) -> Any:
+        theirs = functools.partial(function, *args, **kwargs)
+        try:
+            _, *given = inspect.signature(function).bind(*args, **kwargs).arguments.items()
+        except TypeError:  # ComfyUI's to say
+            return theirs()
+        asked = dict(given)
+        if asked.keys() != {"upscale_model", "image"}:
+            tally.leave(PART, f"its node was given {', '.join(asked)}")
+            return theirs()
+        return upscaled(theirs, result, asked["upscale_model"], asked["image"], session)
 
     return classmethod(upscale) if of_class else upscale
