@@ -154,4 +154,6 @@ class Upscaler(BandedProgram[Network, Chain]):
         assert result is not None
         if strict and overflow.item():
             raise Overflow("a value does not fit")
-        return result
+        sides = (side * self.scale for side in picture.shape[2:])
+        rows, columns = map(slice, sides)  # without what was added to make whole pixels of channels
+        return result[:, :, rows, columns]

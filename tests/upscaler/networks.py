@@ -88,6 +88,13 @@ def picture(module: Any, height: int, width: int, batch: int = 1) -> torch.Tenso
 
 
 def own(module: Any, x: torch.Tensor) -> Any:
-    """What the module itself gives."""
+    """What the module itself gives. spandrel's descriptor leaves out what was added to odd sides of
+    a picture whose pixels become channels.
+    """
     with torch.no_grad():
-        return module(x)
+        made = module(x)
+    shuffle = getattr(module, "shuffle_factor", None)
+    if not shuffle:
+        return made
+    height, width = (side * module.scale // shuffle for side in x.shape[2:])
+    return made[:, :, :height, :width]
