@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -74,12 +75,20 @@ def test_tiles_are_faded_over_their_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [{"largest": 2.0}, {"equal": False}, {"reason": "wrong: the output has NaN"}]
+    "fault",
+    [
+        {"largest": 2.0},
+        {"largest": math.nan},
+        {"equal": False},
+        {"reason": "wrong: the output has NaN"},
+    ],
 )
 def test_a_wrong_picture_of_ours_is_told(fault: dict[str, object]) -> None:
     good = Row(case="x", size=64, way="rocm_sd Auto", largest=1.0, equal=True)
     result = Result(upscaler.COLUMNS, {}, None)
     result.rows = [good, replace(good, way="float32 tiles", largest=9.0)]
+    assert not BENCHMARK.is_wrong(result)
+    result.rows += [replace(good, largest=math.nan, reason="out of memory")]
     assert not BENCHMARK.is_wrong(result)
     result.rows += [replace(good, **fault)]  # type: ignore[arg-type]
     assert BENCHMARK.is_wrong(result)
