@@ -16,8 +16,9 @@ from torch import nn
 @dataclass(frozen=True, eq=False)
 class Heads:
     """Attention's layers of one stream, which `module` has. `to_qkv`: three for queries, keys and
-    values, or one for all. `norm_q`, `norm_k`: RMSNorm over each head, each with one parameter, and
-    one `eps`; both or none. `to_out` None: nobody reads what attention makes of this stream.
+    values, or one for all. `norm_q`, `norm_k`: RMSNorm over each head, or `across` all heads, each
+    with one parameter, and one `eps`; both or none. `to_out` None: nobody reads what attention
+    makes of this stream.
     """
 
     module: nn.Module
@@ -26,6 +27,7 @@ class Heads:
     norm_q: nn.Module | None
     norm_k: nn.Module | None
     eps: float = 0.0
+    across: bool = False
 
     def leaves(self) -> list[nn.Module]:
         more = (self.to_out, self.norm_q, self.norm_k)
@@ -145,15 +147,18 @@ class Crossed:
     m = LayerNorm(x) (1 + ff scale) + ff shift; x += ff gate feed_forward(m)
 
     `crossing`: its first layer makes queries of x, the others keys and values of the prompt.
+    `norm`: what x is given to it through, or None.
     """
 
     stream: Stream
+    norm: nn.LayerNorm | None
     crossing: Heads
     heads: int
 
     def leaves(self) -> list[nn.Module]:
         """Those whose parameters we read."""
-        return [*self.stream.leaves(), *self.crossing.leaves()]
+        norm = [] if self.norm is None else [self.norm]
+        return [*self.stream.leaves(), *norm, *self.crossing.leaves()]
 
 
 class TokensCall(NamedTuple):

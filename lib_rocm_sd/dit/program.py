@@ -142,21 +142,33 @@ def _crossed(
     x: torch.Tensor,
     context: torch.Tensor,
     embedding: torch.Tensor,
+    rotary: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     x, stream, heads = x.contiguous(), parts.stream, parts.crossing
     each = _modulation(calls, embedding, x.shape[2], stream.modulation)
     rows: Rows = dict(zip(stream.rows, each, strict=True))
     mixed = _projected(calls, "own", x, stream, rows, stream.heads)
-    mixed = _attended(calls, "own", parts.heads, (mixed, stream.heads))
+    if stream.heads.across:
+        for made, norm in zip(mixed.chunk(3, 2), _norms(stream.heads), strict=False):
+            made.copy_(_rms(made, norm))
+    turned = rotary, rotary_sin
+    mixed = _attended(calls, "own", parts.heads, (mixed, stream.heads), rotary=turned)
     mixed = _out(calls, "own.out", stream.heads, mixed)
     x = torch.addcmul(x, rows["gate"][:, None], mixed)
-    q = compute.linear(calls, "cross.q", x.flatten(0, 1), heads.to_qkv[0])
+    normed = x.flatten(0, 1)
+    if parts.norm is not None:
+        normed, _, _ = compute.layer_norm(calls, "cross.norm", normed, parts.norm)
+    q = compute.linear(calls, "cross.q", normed, heads.to_qkv[0])
     kv = compute.linear(calls, "cross.kv", context.reshape(-1, context.shape[2]), *heads.to_qkv[1:])
     q, kv = (made.unflatten(0, (len(x), -1)) for made in (q, kv))
-    q, k, v = (made.unflatten(2, (parts.heads, -1)) for made in (q, *kv.chunk(2, 2)))
+    k, v = kv.chunk(2, 2)
+    if heads.across:
+        q, k = (_rms(made, norm) for made, norm in zip((q, k), _norms(heads), strict=True))
+    q, k, v = (made.unflatten(2, (parts.heads, -1)) for made in (q, k, v))
     mixed = compute.attention(calls, "cross.attention", q, k, v, mask)
-    del q, k, v, kv
+    del q, k, v, kv, normed
     flat = mixed.flatten(0, 1)
     x = compute.linear(calls, "cross.out", flat, heads.to_out, residual=x.flatten(0, 1))
     x, gate, h = _fed(calls, "x", x.view(mixed.shape), None, stream, rows)
@@ -219,8 +231,21 @@ def _attended(
     return compute.attention(calls, f"{place}.attention", q, k, v, pairs)
 
 
+def _norms(heads: Heads) -> tuple[tuple[Any, float], tuple[Any, float]]:
+    """Those of queries and of keys across all heads, each with its eps."""
+    return (heads.norm_q, heads.eps), (heads.norm_k, heads.eps)
+
+
+def _rms(x: torch.Tensor, norm: tuple[Any, float]) -> torch.Tensor:
+    """RMSNorm of x (.., C), by torch: rows of our kernel are heads, which are not as long."""
+    weight = norm[0]._parameters["weight"]
+    return nn.functional.rms_norm(x, weight.shape, weight, norm[1])
+
+
 def _weights(heads: Heads | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    norms: Any = (None, None) if heads is None else (heads.norm_q, heads.norm_k)
+    """Those of norms over each head."""
+    none = heads is None or heads.across
+    norms: Any = (None, None) if heads is None or none else (heads.norm_q, heads.norm_k)
     every = ({} if norm is None else norm._parameters for norm in norms)
     q, k = (next((each for each in own.values() if each is not None), None) for own in every)
     return q, k

@@ -1,18 +1,22 @@
-"""PixArt's blocks in diffusers: their parts, and what a call asks for.
+"""PixArt's and Wan's blocks in diffusers: their parts, and what a call asks for.
 
 Read in diffusers 0.42.1: models/attention.py, BasicTransformerBlock;
-models/transformers/pixart_transformer_2d.py.
+models/transformers/pixart_transformer_2d.py; models/transformers/transformer_wan.py.
 """
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from lib_rocm_sd.dit.parts import ATTENTION, FEED_FORWARD, Crossed, Heads, Stream, TokensCall
-from lib_rocm_sd.hosts.read.dit import feed_forward_of, tokens_call
+from lib_rocm_sd.hosts.read.dit import feed_forward_of, heads_of, tokens_call
 from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.flux import plain_processor
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 
@@ -74,7 +78,7 @@ def pixart(found: Findings, module: Any) -> Crossed | None:
     if norm1 is None or norm2 is None or own is None or crossing is None or feed_forward is None:
         return None
     stream = Stream(None, ATTENTION + FEED_FORWARD, norm1, own, norm2, feed_forward)
-    return _fitting(found, stream, crossing, module.attn1.heads, module.attn2.heads)
+    return _fitting(found, stream, None, crossing, module.attn1.heads, module.attn2.heads)
 
 
 def _heads_of(found: Findings, module: Any, name: str) -> Heads | None:
@@ -86,7 +90,68 @@ def _heads_of(found: Findings, module: Any, name: str) -> Heads | None:
     return Heads(module, made.of_x, made.to_out, None, None)
 
 
-def _fitting(found: Findings, stream: Stream, crossing: Heads, *counts: int) -> Crossed | None:
+def wan_call(
+    module: Any, hidden_states: Any, encoder_hidden_states: Any, temb: Any, rotary_emb: Any
+) -> TokensCall | None:
+    """A time embedding of each token, as Wan 2.2's 5B has it, is not for us."""
+    x = hidden_states
+    if temb.ndim != 3:
+        raise UnknownModuleError(("its tokens have time embeddings of their own",))
+    rotary: tuple[torch.Tensor, ...] = ()
+    if rotary_emb is not None:
+        tokens, width = (1, x.shape[1], 1), rotary_emb[0].shape[-1]
+        if len(rotary_emb) != 2 or any(each.shape != (*tokens, width) for each in rotary_emb):
+            raise UnknownModuleError((f"its rotary embedding is not {(*tokens, 'D')}",))
+        rotary = tuple(each[:, :, 0].float() for each in rotary_emb)
+    rows = _rows_of(getattr(module, _TABLE), temb, x)
+    if rows is None:
+        return None
+    context = encoder_hidden_states
+    return tokens_call(x, context, rows, lambda made: made, *rotary, rows=True)
+
+
+def wan(found: Findings, module: Any) -> Crossed | None:
+    """The parts of a block; what is not as expected goes to `found`."""
+    children = ("norm1", "attn1", "norm2", "attn2", "norm3", "ffn")
+    kind = ("WanTransformerBlock",)
+    if not found.block(module, "block", kind, children, root=True, own=(_TABLE,)):
+        return None
+    norm1, norm3 = (found.bare_norm(module, norm) for norm in ("norm1", "norm3"))
+    plain = type(module.norm2) is nn.Identity
+    norm = None if plain else found.layer_norm(module, "norm2")
+    own, crossing = (_wans_heads(found, module, key) for key in ("attn1", "attn2"))
+    feed_forward = feed_forward_of(found, module.ffn, "ffn")
+    if norm1 is None or norm3 is None or (norm is None and not plain):
+        return None
+    if own is None or crossing is None or feed_forward is None:
+        return None
+    stream = Stream(None, ATTENTION + FEED_FORWARD, norm1, own, norm3, feed_forward)
+    return _fitting(found, stream, norm, crossing, module.attn1.heads, module.attn2.heads)
+
+
+def _wans_heads(found: Findings, block: Any, name: str) -> Heads | None:
+    attn, crosses = getattr(block, name), name == "attn2"
+    layers = ("to_q", "to_k", "to_v", "to_qkv", "to_kv", "to_out", "norm_q", "norm_k")
+    if not found.block(attn, name, ("WanAttention",), layers):
+        return None
+    found.watch(attn, "heads", "fused_projections")
+    home = sys.modules[type(attn).__module__]
+    if not plain_processor(found, attn, "WanAttnProcessor", home):
+        return None
+    read: tuple[str, ...] = layers[:3]
+    if getattr(attn, "fused_projections", False):
+        read = ("to_q", "to_kv") if crosses else ("to_qkv",)
+    made = heads_of(found, attn, name, read, "to_out.0", ("norm_q", "norm_k"))
+    return None if made is None else replace(made, across=True)
+
+
+def _fitting(
+    found: Findings,
+    stream: Stream,
+    norm: nn.LayerNorm | None,
+    crossing: Heads,
+    *counts: int,
+) -> Crossed | None:
     """The parts, if all widths are those of the stream's tokens, and all counts of heads alike."""
     own, width = stream.heads, stream.heads.to_qkv[0].in_features
     first, *others = crossing.to_qkv
@@ -97,4 +162,4 @@ def _fitting(found: Findings, stream: Stream, crossing: Heads, *counts: int) -> 
     if sizes != {width} or len({*counts}) > 1 or counts[0] < 1 or width % counts[0]:
         found.add(f"{sorted({*counts})} heads of {width}, and layers of {sorted(sizes)}")
         return None
-    return Crossed(stream, crossing, counts[0])
+    return Crossed(stream, norm, crossing, counts[0])

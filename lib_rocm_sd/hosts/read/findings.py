@@ -38,8 +38,11 @@ LINEAR_CLASSES = {
     "modules.models.sd3.mmdit.QkvLinear",
     FORGES_LINEAR,
 }
+FP32_LAYER_NORM = "diffusers.models.normalization.FP32LayerNorm"
+"""Its weights may be float32 where all others are not."""
 LAYER_NORM_CLASSES = {
     "torch.nn.modules.normalization.LayerNorm",
+    FP32_LAYER_NORM,
     "comfy.ops.disable_weight_init.LayerNorm",
     "ldm_patched.modules.ops.disable_weight_init.LayerNorm",
     "backend.operations.ForgeOperations.LayerNorm",

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit import program
 from lib_rocm_sd.hosts.read import crossed, dit, flux, qwen, unet_diffusers
-from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.findings import FP32_LAYER_NORM, Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
 from lib_rocm_sd.modules.watch import Watch
@@ -60,8 +61,11 @@ def _check_parameters(found: Findings, leaves: Iterable[nn.Module], told: bool) 
     """One half dtype, on one device; convolutions that can be laid anew."""
     dtypes, devices = set(), set()
     for leaf in leaves:
+        cls = type(leaf)
+        wide = f"{cls.__module__}.{cls.__qualname__}" == FP32_LAYER_NORM
         for parameter in leaf.parameters():
-            dtypes.add(parameter.dtype)
+            if not wide or parameter.dtype != torch.float32:
+                dtypes.add(parameter.dtype)
             devices.add(parameter.device)
         if isinstance(leaf, nn.Conv2d) and leaf.kernel_size != (1, 1):
             for reason in obstacles(leaf.weight, told):
@@ -111,7 +115,8 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
         ("diffusers", flux.SINGLES[1], flux.single, flux.chroma_single_call),
     ]
     crossing: list[_Blocks] = [
-        ("diffusers", crossed.NORM_TYPE, crossed.pixart, crossed.pixart_call)
+        ("diffusers", crossed.NORM_TYPE, crossed.pixart, crossed.pixart_call),
+        ("diffusers", "WanTransformerBlock", crossed.wan, crossed.wan_call),
     ]
     for family in ("comfy", "modules"):
         every.append((family, dit.COMFYS_CLASS, dit.comfys_joint, dit.comfys_call))
