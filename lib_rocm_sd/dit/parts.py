@@ -34,6 +34,11 @@ class Heads:
         return [*self.to_qkv, *(layer for layer in more if layer is not None)]
 
     @property
+    def norms(self) -> tuple[Any, Any]:
+        """Those of queries and of keys."""
+        return self.norm_q, self.norm_k
+
+    @property
     def widths(self) -> set[int]:
         """Channels of queries, keys and values; -1 where one layer makes them, and not alike."""
         if len(self.to_qkv) > 1:
@@ -161,11 +166,38 @@ class Crossed:
         return [*self.stream.leaves(), *norm, *self.crossing.leaves()]
 
 
+@dataclass(frozen=True, eq=False)
+class Sandwich:
+    """A block of one stream, with an RMSNorm before and after attention, and before and after the
+    feed-forward: Zhuo and others, "Lumina-Next: Making Lumina-T2X Stronger and Faster with
+    Next-DiT" (2024), section 2. For a stream x,
+
+    x += tanh(gate) norm2(to_out(attention(norm1(x) (1 + scale))));
+    x += tanh(ff gate) norm4(down(silu(up(n)) gated(n))), where n = norm3(x) (1 + ff scale)
+
+    `modulation` of the time embedding makes scale, gate, ff scale and ff gate; None: there are no
+    such factors. `norms`: in that order. `up`: it and what makes `gated`.
+    """
+
+    modulation: nn.Linear | None
+    norms: tuple[nn.Module, ...]
+    heads: Heads
+    up: tuple[nn.Linear, nn.Linear]
+    down: nn.Linear
+    count: int
+
+    def leaves(self) -> list[nn.Module]:
+        """Those whose parameters we read."""
+        first = [] if self.modulation is None else [self.modulation]
+        return [*self.heads.leaves(), *first, *self.norms, *self.up, self.down]
+
+
 class TokensCall(NamedTuple):
     """x (N, tokens, C), context (N, words, C) or, where x has both, None; embedding (N, E), or all
-    rows (N, rows, C) that modulate picture and prompt; `rotary`, `rotary_sin` as HeadsInputs has
-    them. `mask` (N, all tokens): its products of each two tokens are a mask of attention; of a
-    Crossed, (N, 1, words): added to the scores of the prompt's.
+    rows (N, rows, C) that modulate picture and prompt, or None where nothing does; `rotary`,
+    `rotary_sin` as HeadsInputs has them. `mask` (N, all tokens): its products of each two tokens
+    are a mask of attention; of a Crossed, (N, 1, words): added to the scores of the prompt's; of a
+    Sandwich, (N, 1, tokens): which of them count.
 
     `answer` gives what the host's block does: of context and x, of which a stream that ends is
     None; or, of a Single, of both in one tensor.
@@ -173,7 +205,7 @@ class TokensCall(NamedTuple):
 
     x: torch.Tensor
     context: torch.Tensor | None
-    embedding: torch.Tensor
+    embedding: torch.Tensor | None
     answer: Callable[..., Any]
     rotary: torch.Tensor | None = None
     rotary_sin: torch.Tensor | None = None

@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Calls
-from lib_rocm_sd.dit.parts import ATTENTION, Crossed, Heads, Joint, Single, Stream, TokensCall
+from lib_rocm_sd.dit.parts import (
+    ATTENTION,
+    Crossed,
+    Heads,
+    Joint,
+    Sandwich,
+    Single,
+    Stream,
+    TokensCall,
+)
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.layer_norm.heads import HeadsInputs
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs
@@ -48,6 +57,12 @@ def crossed(parts: Crossed, call: TokensCall, means: Means, calls: Calls) -> Any
     for heads in (parts.stream.heads, parts.crossing):
         _attends(means, heads)
     return call.answer(calls.recorded(partial(_crossed, parts), call.given))
+
+
+def sandwich(parts: Sandwich, call: TokensCall, means: Means, calls: Calls) -> Any:
+    """A block of one stream with norms around attention and feed-forward."""
+    _attends(means, parts.heads)
+    return call.answer(calls.recorded(partial(_sandwich, parts), call.given))
 
 
 def _attends(means: Means, heads: Heads) -> None:
@@ -151,7 +166,7 @@ def _crossed(
     rows: Rows = dict(zip(stream.rows, each, strict=True))
     mixed = _projected(calls, "own", x, stream, rows, stream.heads)
     if stream.heads.across:
-        for made, norm in zip(mixed.chunk(3, 2), _norms(stream.heads), strict=False):
+        for made, norm in zip(mixed.chunk(3, 2), stream.heads.norms, strict=False):
             made.copy_(_rms(made, norm))
     turned = rotary, rotary_sin
     mixed = _attended(calls, "own", parts.heads, (mixed, stream.heads), rotary=turned)
@@ -165,7 +180,7 @@ def _crossed(
     q, kv = (made.unflatten(0, (len(x), -1)) for made in (q, kv))
     k, v = kv.chunk(2, 2)
     if heads.across:
-        q, k = (_rms(made, norm) for made, norm in zip((q, k), _norms(heads), strict=True))
+        q, k = (_rms(made, norm) for made, norm in zip((q, k), heads.norms, strict=True))
     q, k, v = (made.unflatten(2, (parts.heads, -1)) for made in (q, k, v))
     mixed = compute.attention(calls, "cross.attention", q, k, v, mask)
     del q, k, v, kv, normed
@@ -173,6 +188,38 @@ def _crossed(
     x = compute.linear(calls, "cross.out", flat, heads.to_out, residual=x.flatten(0, 1))
     x, gate, h = _fed(calls, "x", x.view(mixed.shape), None, stream, rows)
     return torch.addcmul(x, gate, h)
+
+
+def _sandwich(
+    parts: Sandwich,
+    calls: Calls,
+    x: torch.Tensor,
+    embedding: torch.Tensor | None = None,
+    rotary: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    def attention(h: torch.Tensor) -> torch.Tensor:
+        qkv = compute.linear(calls, "qkv", h.flatten(0, 1), *parts.heads.to_qkv)
+        stream, turned = (qkv.unflatten(0, h.shape[:2]), parts.heads), (rotary, rotary_sin)
+        mixed = _attended(calls, "own", parts.count, stream, rotary=turned, mask=mask)
+        return _out(calls, "out", parts.heads, mixed)
+
+    def feed_forward(h: torch.Tensor) -> torch.Tensor:
+        up, gated = compute.linear(calls, "up", h.flatten(0, 1), *parts.up).chunk(2, 1)
+        up = nn.functional.silu(up).mul_(gated)
+        return compute.linear(calls, "down", up, parts.down).view(h.shape)
+
+    x, rows = x.contiguous(), None
+    if parts.modulation is not None and embedding is not None:
+        made = compute.linear(calls, "modulation", embedding, parts.modulation)
+        rows = made.view(len(x), 4, 1, -1).unbind(1)
+    for place, part in ((0, attention), (2, feed_forward)):
+        h = _rms(x, parts.norms[place])
+        h = part(h if rows is None else h * (1 + rows[place]))
+        h = _rms(h, parts.norms[place + 1])
+        x = x + h if rows is None else torch.addcmul(x, rows[place + 1].tanh(), h)
+    return x
 
 
 def _modulation(
@@ -227,25 +274,21 @@ def _attended(
         del inputs
     del more, streams
     q, k, v = qkv.unflatten(2, (3, count, -1)).unbind(2)
-    pairs = None if mask is None else mask[:, None] * mask[:, :, None]
-    return compute.attention(calls, f"{place}.attention", q, k, v, pairs)
+    if mask is not None and mask.ndim == 2:
+        mask = mask[:, None] * mask[:, :, None]
+    return compute.attention(calls, f"{place}.attention", q, k, v, mask)
 
 
-def _norms(heads: Heads) -> tuple[tuple[Any, float], tuple[Any, float]]:
-    """Those of queries and of keys across all heads, each with its eps."""
-    return (heads.norm_q, heads.eps), (heads.norm_k, heads.eps)
-
-
-def _rms(x: torch.Tensor, norm: tuple[Any, float]) -> torch.Tensor:
+def _rms(x: torch.Tensor, norm: Any) -> torch.Tensor:
     """RMSNorm of x (.., C), by torch: rows of our kernel are heads, which are not as long."""
-    weight = norm[0]._parameters["weight"]
-    return nn.functional.rms_norm(x, weight.shape, weight, norm[1])
+    weight = norm._parameters["weight"]
+    return nn.functional.rms_norm(x, weight.shape, weight, norm.eps)
 
 
 def _weights(heads: Heads | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Those of norms over each head."""
     none = heads is None or heads.across
-    norms: Any = (None, None) if heads is None or none else (heads.norm_q, heads.norm_k)
+    norms: Any = (None, None) if heads is None or none else heads.norms
     every = ({} if norm is None else norm._parameters for norm in norms)
     q, k = (next((each for each in own.values() if each is not None), None) for own in every)
     return q, k

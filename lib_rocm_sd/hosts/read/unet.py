@@ -11,7 +11,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit import program
-from lib_rocm_sd.hosts.read import crossed, dit, flux, qwen, unet_diffusers
+from lib_rocm_sd.hosts.read import crossed, dit, flux, qwen, unet_diffusers, zimage
 from lib_rocm_sd.hosts.read.findings import FP32_LAYER_NORM, Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
@@ -132,6 +132,8 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
         yield (family, name), Kind(title, partial(_read, family, read), bind, run)
     for family, name, read, bind in crossing:
         yield (family, name), Kind(TITLES[2], partial(_read, family, read), bind, program.crossed)
+    reading = partial(_read, "diffusers", zimage.sandwich)
+    yield ("diffusers", zimage.CLASS), Kind(TITLES[-1], reading, zimage.call, program.sandwich)
 
 
 _TRANSFORMERS = dict(_transformers())
