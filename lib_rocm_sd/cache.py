@@ -198,8 +198,9 @@ def _files(kinds: Iterable[str]) -> Iterator[tuple[Path, int]]:
 
 
 @contextmanager
-def lock(key: str, limit_s: float) -> Iterator[bool]:
-    """Hold the entry's lock, so that two processes do not do the same work; True when it was got.
+def lock(key: str, limit_s: float) -> Iterator[bool | None]:
+    """Hold the entry's lock, so that two processes do not do the same work; True when it was got,
+    None where files cannot be locked.
 
     The operating system frees the lock when its holder dies. After `limit_s`, or where files cannot
     be locked, the caller goes on without it: entries are written atomically, so at worst the work
@@ -208,7 +209,7 @@ def lock(key: str, limit_s: float) -> Iterator[bool]:
     path = _path("locks", key, ".lock")
     file = None if path is None else _opened_lock(path)
     if path is None or file is None:
-        yield False
+        yield None
         return
     try:
         got = _acquired(file, time.monotonic() + limit_s)
@@ -342,7 +343,7 @@ def _opened_lock(path: Path) -> int | None:
         return None
 
 
-def _acquired(file: int, deadline: float) -> bool:
+def _acquired(file: int, deadline: float) -> bool | None:
     while True:
         try:
             lock_file(file)
@@ -351,7 +352,7 @@ def _acquired(file: int, deadline: float) -> bool:
                 return False
             time.sleep(_POLL_S)
         except OSError:  # a file system without locks
-            return False
+            return None
         else:
             return True
 

@@ -104,19 +104,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         type=Path,
         metavar="FILE",
-        help="an earlier result: 1 if a picture is slower beyond the spread of both",
+        help="this card's earlier result: 1 if a picture is slower beyond the spread of both, or "
+        "not made any more",
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print, write. 1 where something is slower than --against, 130 if interrupted."""
     check_installed("diffusers", "transformers", "PIL", by="demo")
+    import diffusers
+
+    diffusers.utils.logging.set_verbosity_error()
     chosen, before = _checked(args)
     device = device_of(args)
     dtype = dtype_of(args, device)
     with folder_cache.lock(LOCK, 0.0) as got:
-        if not got and folder_cache.directory() is not None:
+        if got is False:
             raise UsageError("another suite is running on this machine: their times would be wrong")
+        if got is None:
+            say("files cannot be locked here: see that no other suite runs on this machine")
         suite = _Suite(args, chosen, device, dtype)
         status = suite.measure()
     whole = [row for row in suite.document.rows if row.test not in PARTS_OF_A_PICTURE]
@@ -150,16 +156,18 @@ def _checked(args: argparse.Namespace) -> tuple[list[Workload], SuiteDocument | 
 
 
 def _compared(now: SuiteDocument, before: SuiteDocument | None) -> int:
-    """1 where something is slower than before, or where the two may not be compared."""
+    """1 where something is slower than before or missing, or the two may not be compared."""
     if before is None:
         return 0
     reasons = document.differences(now, before)
+    if now.card != before.card:
+        reasons.insert(0, f"card: {now.card} and {before.card}")
     if reasons:
         print(f"not compared with {before.name}: {'; '.join(reasons)}", file=sys.stderr)
         return 1
     slower = document.regressions(now, before)
     for line in slower:
-        print(f"slower than {before.name}: {line}", file=sys.stderr)
+        print(f"worse than {before.name}: {line}", file=sys.stderr)
     return int(bool(slower))
 
 
@@ -184,6 +192,12 @@ class _Suite:
                 raise UsageError(f"{args.model.name} is {model}: no workload is of that")
         self.workloads = [w.small() if self.small else w for w in chosen]
         self.prompts = self._prompts()
+        self._clip: captions.Clip | None = None
+        if args.clip:
+            try:
+                self._clip = captions.Clip(args.clip)
+            except ValueError as error:
+                raise UsageError(f"--clip: {error}") from error
         self.document = SuiteDocument(*self._facts())
         self._unwritten = ""
 
@@ -247,7 +261,10 @@ class _Suite:
                 self._write(GOES_ON)
         except KeyboardInterrupt:
             status, ended = 130, "interrupted"
-            say("interrupted: the result has the rows so far")
+        except FAILED as failure:  # a card that is lost fails wherever it is asked something
+            status, ended = 1, why(failure)
+        if ended:
+            say(f"{ended}: the result has the rows so far")
         self.document = replace(self.document, complete=not ended)
         self._write(ended)
         return status
@@ -256,8 +273,8 @@ class _Suite:
         yield from run.rows(plan)
         if self.args.preset != "quick":
             yield from self._scenarios(plan)
-        if self.args.clip:
-            yield from self._scores(plan)
+        if self._clip is not None:
+            yield from self._scores(plan, self._clip)
 
     def _scenarios(self, plan: Plan) -> Iterator[Row]:
         """Many pictures of the first such workload, by torch and by all of ours."""
@@ -274,9 +291,10 @@ class _Suite:
                 with _all_by(plan.ways[name], painters):
                     paints = [partial(_paint, each, workload, self.prompts) for each in painters]
                     plan.told(f"{workload.name}: {name}, {requests} requests at once")
-                    row = serving.offline(row, paints, requests, workload.batch)
-                    yield row
-                    seconds = len(paints) * workload.batch / row.median
+                    offline = serving.offline(row, paints, requests, workload.batch)
+                    yield offline
+                    seconds = len(paints) * workload.batch / offline.median
+                    row = replace(row, test="server", unit="s")
                     plan.told(f"{workload.name}: {name}, requests that come at random")
                     yield serving.server(row, paints, requests, seconds)
             except (NotHere, *FAILED) as failure:
@@ -291,23 +309,28 @@ class _Suite:
         more = [device for device in others if device != painter.device][: self.args.cards - 1]
         return [painter, *(painter.on(device) for device in more)]
 
-    def _scores(self, plan: Plan) -> Iterator[Row]:
-        """CLIP scores of a picture of each caption, by each way."""
-        clip = captions.Clip(self.args.clip, self.device)
+    def _scores(self, plan: Plan, clip: captions.Clip) -> Iterator[Row]:
+        """CLIP scores of a picture of each caption by each way; interrupted, of those so far."""
         for workload in (w for w in self.workloads if w.kind == "picture" and w.batch == 1):
             for name in plan.ways:
                 row = Row("CLIP score", workload.name, name, "score")
+                scores: list[float] = []
                 try:
-                    painter, scores = plan.painters(workload.model), []
+                    painter = plan.painters(workload.model)
                     with plan.ways[name](painter.pipeline):
                         for place, caption in enumerate(self.prompts):
                             plan.told(f"{name}: caption {place + 1} of {len(self.prompts)}")
-                            images = painter.paint(workload, [caption]).images
-                            scores += clip.scores(images, [caption])
-                    mean = statistics.mean(scores)
-                    yield replace(row, **{**lines.spread(scores), "median": mean}, note="the mean")
+                            shot = painter.paint(workload, [caption])
+                            if shot.trouble:
+                                raise NotHere(f"caption {place + 1}: {shot.trouble}")  # noqa: TRY301 - told as the others are
+                            scores += clip.scores(shot.images, [caption], painter.device)
+                    yield _mean(row, scores)
                 except (NotHere, *FAILED) as failure:
                     yield replace(row, reason=why(failure))
+                except KeyboardInterrupt:
+                    if scores:
+                        yield _mean(row, scores)
+                    raise
 
     def _keep(
         self,
@@ -340,15 +363,20 @@ class _Suite:
                 write_json(self.args.page / self.document.name, content)
                 if not incomplete:
                     documents, _ = document.gathered(self.args.page)
-                    say(f"see {page.write(self.args.page, documents, ())}")
-        except OSError as error:
+                    say(f"see {page.write(self.args.page, documents)}")
+        except (OSError, ValueError) as error:
             self._cannot_write(error)
 
-    def _cannot_write(self, error: OSError) -> None:
-        reason = error.strerror or type(error).__name__
+    def _cannot_write(self, error: OSError | ValueError) -> None:
+        reason = getattr(error, "strerror", "") or str(error) or type(error).__name__
         if reason != self._unwritten:
             say(f"what was measured cannot be written: {reason}")
             self._unwritten = reason
+
+
+def _mean(row: Row, scores: Sequence[float]) -> Row:
+    note = f"the mean of {len(scores)} captions"
+    return replace(row, **{**lines.spread(scores), "median": statistics.mean(scores)}, note=note)
 
 
 def _paint(painter: Painter, workload: Workload, prompts: Sequence[str], number: int) -> None:
@@ -397,7 +425,6 @@ def _from_file(path: Path, dtype: torch.dtype, first: Any, second: Any) -> Any:
     """The pipeline of a checkpoint by the first class, or by the second where that cannot be."""
     import diffusers
 
-    diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
     options: dict[str, Any] = {"torch_dtype": dtype, "local_files_only": True}
     try:
@@ -472,8 +499,13 @@ def _ours(unet: bool, pipeline: Any) -> Iterator[Callable[[], str]]:
             pipeline.upscaler = own
         return
     options: dict[str, Any] = {"unet": unet, "vae": unet, "session": session}
+    vae, upcast = pipeline.vae, pipeline.vae.config.force_upcast
     with patched(pipeline, wait=True, compare=False, **options):
-        yield lambda: " ".join(report.summary().split())
+        try:
+            vae.register_to_config(force_upcast=upcast and not unet)  # ours does not overflow
+            yield lambda: " ".join(report.summary().split())
+        finally:
+            vae.register_to_config(force_upcast=upcast)
 
 
 WAYS: dict[str, Way] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from tests.lab.test_suite import result
 @pytest.fixture(scope="module")
 def opened(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("suite")
-    fast, slow = result("fast.json", "Fast", 1.0), result("slow.json", "Slow", 4.0)
-    place = folder / page.PICTURES / "fast"
+    fast, slow = result("fast #1.json", "Fast", 1.0), result("slow.json", "Slow", 4.0)
+    other = result("other.json", "Other", 2.0)
+    other.about["dtype"] = "bfloat16"
+    fast.rows[0] = replace(fast.rows[0], largest=0.0)
+    fast.rows[1] = replace(fast.rows[1], largest=9.0, psnr=40.0)
+    place = folder / page.PICTURES / "fast #1"
     place.mkdir(parents=True)
     Image.new("RGB", (64, 64), "red").save(place / "SD--float32.png")
-    page.write(folder, [slow, fast], ())
+    page.write(folder, [slow, fast, other])
     opened = chromium.new_page()
     said: list[str] = []
     opened.on("console", lambda message: said.append(message.text))
@@ -39,11 +44,11 @@ def column(opened: Any, place: int) -> list[str]:
 
 def test_rows_are_sorted(opened: Any) -> None:
     head = opened.query_selector("#rows th:nth-child(5) button")
-    assert head.inner_text() == "s" and column(opened, 1) == ["Slow"] * 4 + ["Fast"] * 4
+    assert head.inner_text() == "s" and column(opened, 1)[::4] == ["Slow", "Fast", "Other"]
     head.click()
-    assert column(opened, 5) == ["1.000"] * 4 + ["4.000"] * 4
+    assert column(opened, 5) == ["1.000"] * 4 + ["2.000"] * 4 + ["4.000"] * 4
     head.click()
-    assert column(opened, 5) == ["4.000"] * 4 + ["1.000"] * 4
+    assert column(opened, 5) == ["4.000"] * 4 + ["2.000"] * 4 + ["1.000"] * 4
 
 
 def test_rows_are_filtered(opened: Any) -> None:
@@ -52,7 +57,7 @@ def test_rows_are_filtered(opened: Any) -> None:
     assert column(opened, 1) == ["Fast"] * 2 and set(column(opened, 3)) == {"ours"}
     for name in ("#card", "#way"):
         opened.select_option(name, "")
-    assert len(column(opened, 1)) == 8
+    assert len(column(opened, 1)) == 12
 
 
 def test_any_row_is_the_base(opened: Any) -> None:
@@ -62,6 +67,9 @@ def test_any_row_is_the_base(opened: Any) -> None:
     assert shares["Slow", "SD 1.5 512x512"] == "25 %"
     assert shares["Fast", "SD 1.5 512x512"] == "100 %"
     assert shares["Fast", "SD 1.5 512x512, 4 at once"] == ""  # another workload
+    assert shares["Other", "SD 1.5 512x512"] == ""  # another dtype
+    titles = [each.text_content() for each in opened.query_selector_all("figure svg text")]
+    assert titles.count("SD 1.5 512x512: less is better") == 2
 
 
 def test_it_is_light_and_dark(opened: Any) -> None:
@@ -76,4 +84,15 @@ def test_it_is_light_and_dark(opened: Any) -> None:
 def test_pictures_are_shown_and_files_linked(opened: Any) -> None:
     assert opened.evaluate("document.images[0].naturalWidth") == 64
     links = [link.get_attribute("href") for link in opened.query_selector_all("ul a")]
-    assert links == ["slow.json", "fast.json"]
+    assert links == ["./slow.json", "./fast%20%231.json", "./other.json"]
+
+
+def test_equal_pictures_are_sorted_as_the_nearest(opened: Any) -> None:
+    place = 1 + opened.evaluate(
+        "[...document.querySelectorAll('#rows th')].findIndex(e => e.innerText == 'PSNR dB')"
+    )
+    head = opened.query_selector(f"#rows th:nth-child({place}) button")
+    head.click()
+    assert [text for text in column(opened, place) if text] == ["40.0", "equal"]
+    head.click()
+    assert [text for text in column(opened, place) if text] == ["equal", "40.0"]

@@ -43,7 +43,7 @@ UNITS = ("s", "ms", "pictures/s", "score")
 PAGE = "Speed test tab:"
 """What workloads of the WebUI's tab begin with."""
 MOST_ROWS = 5000
-SETTINGS = ("dtype", "model", "preset")
+SETTINGS = ("dtype", "model")
 """Facts of a run in which two have to be alike to be compared, beside their workloads."""
 SAME_CARD = ("driver", "rocm", "torch", "power_limit_w")
 """Facts of a machine that make a difference on one and the same card."""
@@ -208,11 +208,19 @@ def differences(one: SuiteDocument, other: SuiteDocument) -> list[str]:
 
 
 def regressions(now: SuiteDocument, before: SuiteDocument) -> list[str]:
-    """Pictures of now that take longer than before, beyond the spread of both runs."""
+    """Pictures of before that take longer now, beyond the spread of both runs, or that this run,
+    which has their workload, could not make.
+    """
     slower = []
-    for row in now.pictures():
-        old = before.row("picture", row.case, row.way)
-        if old is not None and row.p10 > old.p90:
+    for old in before.pictures():
+        if old.case not in now.workloads:
+            continue
+        row = now.row("picture", old.case, old.way)
+        if row is None:
+            failed = (each for each in now.rows if (each.case, each.way) == (old.case, old.way))
+            why = next((each.reason for each in failed), "") or "this run has no such way"
+            slower.append(f"{old.case}, {old.way}: not measured: {why}")
+        elif row.p10 > old.p90:
             change = 100 * (row.median / old.median - 1)
             slower.append(
                 f"{row.case}, {row.way}: {row.median:.4g} {row.unit} for {old.median:.4g} "
@@ -230,11 +238,7 @@ def merged(documents: Sequence[SuiteDocument]) -> dict[str, Any]:
     first, *others = documents
     rows, workloads, seen = [], dict[str, Any](), dict[tuple[str, ...], str]()
     for other in others:
-        reasons = [
-            each
-            for each in differences(first, other)
-            if each != "no workload is in both" and not each.startswith("preset:")
-        ]
+        reasons = [each for each in differences(first, other) if each != "no workload is in both"]
         if other.card != first.card:
             reasons.insert(0, f"card: {first.card} and {other.card}")
         if reasons:

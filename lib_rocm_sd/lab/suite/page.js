@@ -10,7 +10,8 @@ function compare() {
   const base = rows[Number(choices.base.value)];
   for (const row of rows) {
     row.classList.toggle("base", row === base);
-    const same = base && row.dataset.workload === base.dataset.workload;
+    const alike = base && base.dataset.alike.split(" ").includes(row.dataset.run);
+    const same = alike && row.dataset.workload === base.dataset.workload;
     const percent = same ? (100 * base.dataset.seconds) / row.dataset.seconds : NaN;
     row.cells[SPEED].textContent = same ? `${percent.toFixed(0)} %` : "";
     row.cells[SPEED].dataset.value = same ? percent : "";

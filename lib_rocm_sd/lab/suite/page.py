@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from lib_rocm_sd.lab import svg
-from lib_rocm_sd.lab.rows import Row, write_whole
-from lib_rocm_sd.lab.suite.document import SuiteDocument
+from lib_rocm_sd.lab.rows import Row, write_json, write_whole
+from lib_rocm_sd.lab.suite.document import SuiteDocument, differences
 from lib_rocm_sd.lab.suite.workloads import CLIP_WINDOW, FID_WINDOW
 
 HERE = Path(__file__).parent
@@ -23,15 +24,17 @@ OURS = "ours"
 PICTURES = "pictures"
 """The folder beside a page in which a run keeps its pictures."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src 'self'"
+KEPT = f"{PICTURES}/published.json"
 PUBLISHED = ("card", "workload", "way", "seconds", "source", "date")
 """What a figure that others have published has to say."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A row of a whole picture, with those of its parts."""
+    """A row of a whole picture, with those of its parts. `place`: of its document among all."""
 
     document: SuiteDocument
+    place: int
     row: Row
 
     def part(self, part: str) -> float:
@@ -70,10 +73,18 @@ class _Line:
 
 
 def write(
-    folder: Path, documents: Sequence[SuiteDocument], published: Sequence[dict[str, Any]]
+    folder: Path, documents: Sequence[SuiteDocument], published: Sequence[dict[str, Any]] = ()
 ) -> Path:
-    """Write `folder`/index.html, whole or not at all. Raises OSError."""
-    path = folder / "index.html"
+    """Write `folder`/index.html, whole or not at all. Raises OSError.
+
+    Figures that others have published stay in the folder, for the next time.
+    """
+    path, kept = folder / "index.html", folder / KEPT
+    if published:
+        kept.parent.mkdir(exist_ok=True)
+        write_json(kept, list(published))
+    elif kept.is_file():
+        published = published_in(kept)
     write_whole(path, rendered(documents, published, folder))
     return path
 
@@ -96,7 +107,8 @@ def rendered(
     documents: Sequence[SuiteDocument], published: Sequence[dict[str, Any]], folder: Path
 ) -> str:
     """The page's text."""
-    lines = [_Line(document, row) for document in documents for row in document.pictures()]
+    lines = [_Line(d, place, row) for place, d in enumerate(documents) for row in d.pictures()]
+    alike = _alike(documents)
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -107,8 +119,8 @@ def rendered(
         "<h1>Results of the suite</h1>",
         *_about(documents),
         *_choices(lines),
-        *_table(lines),
-        *_plots(lines),
+        *_table(lines, alike),
+        *_plots(lines, alike),
         *_others(documents),
         *_pictures(documents, folder),
         *_published(published),
@@ -118,9 +130,23 @@ def rendered(
     return "\n".join(parts) + "\n"
 
 
+def _alike(documents: Sequence[SuiteDocument]) -> list[set[int]]:
+    """For each document the places of those that it may be compared with."""
+    return [
+        {n for n, other in enumerate(documents) if other is one or not differences(one, other)}
+        for one in documents
+    ]
+
+
+def _link(name: str) -> str:
+    """The address of a file in the page's folder, for an attribute."""
+    return escape(f"./{quote(name)}")
+
+
 def _about(documents: Sequence[SuiteDocument]) -> Iterator[str]:
     yield "<p>Seconds are medians of whole pictures, from prompt to image, p10 to p90 beside them. "
     yield "Distances are from the same picture computed in float32. An empty cell was not measured."
+    yield " Speeds are compared where <code>results check</code> allows it."
     yield " These are no MLPerf results.</p><ul>"
     for document in documents:
         facts = document.machine
@@ -131,8 +157,7 @@ def _about(documents: Sequence[SuiteDocument]) -> Iterator[str]:
         said += [f"idle {idle} W"] if idle else []
         said += [] if document.complete else ["not run to its end"]
         text = ", ".join(escape(str(each)) for each in said if each)
-        name = escape(document.name)
-        yield f'<li><a href="{name}">{escape(document.card)}</a>: {text}</li>'
+        yield f'<li><a href="{_link(document.name)}">{escape(document.card)}</a>: {text}</li>'
     yield "</ul>"
 
 
@@ -154,7 +179,7 @@ def _choices(lines: Sequence[_Line]) -> Iterator[str]:
     yield "</select></label></div>"
 
 
-def _table(lines: Sequence[_Line]) -> Iterator[str]:
+def _table(lines: Sequence[_Line], alike: Sequence[set[int]]) -> Iterator[str]:
     names = list(lines[0].figures()) if lines else []
     yield '<div class="wide"><table id="rows"><thead><tr>'
     for name in ("card", "workload", "way"):
@@ -165,6 +190,7 @@ def _table(lines: Sequence[_Line]) -> Iterator[str]:
     for line in lines:
         card, row = line.document.card, line.row
         data = {"card": card, "workload": row.case, "way": row.way, "seconds": f"{row.median}"}
+        data |= {"run": str(line.place), "alike": " ".join(map(str, sorted(alike[line.place])))}
         marks = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
         is_ours = ' class="ours"' if row.way.startswith(OURS) else ""
         yield f"<tr{is_ours} {marks}>"
@@ -173,17 +199,23 @@ def _table(lines: Sequence[_Line]) -> Iterator[str]:
         yield "<td></td>"
         for value, form in line.figures().values():
             shown = "equal" if value == math.inf else "" if math.isnan(value) else f"{value:{form}}"
-            yield f'<td data-value="{"" if math.isnan(value) else value}">{shown}</td>'
+            number = "" if math.isnan(value) else str(value).replace("inf", "Infinity")
+            yield f'<td data-value="{number}">{shown}</td>'
         yield "</tr>"
     yield "</tbody></table></div>"
 
 
-def _plots(lines: Sequence[_Line]) -> Iterator[str]:
-    """Seconds of each workload, and the energy where it is known."""
+def _plots(lines: Sequence[_Line], alike: Sequence[set[int]]) -> Iterator[str]:
+    """Seconds of each workload, and the energy where it is known: a plot for runs that may be
+    compared.
+    """
     yield "<h2>By workload</h2>"
-    for case in dict.fromkeys(line.row.case for line in lines):
-        own = [line for line in lines if line.row.case == case]
-        several = len({line.document.name for line in own}) > 1
+    left = list(lines)
+    while left:
+        first, case = left[0], left[0].row.case
+        own = [each for each in left if each.row.case == case and each.place in alike[first.place]]
+        left = [line for line in left if line not in own]
+        several = len({line.place for line in own}) > 1
         bars = []
         for line in own:
             way = f"{line.document.card}, {line.row.way}" if several else line.row.way
@@ -249,13 +281,13 @@ def _pictures(documents: Sequence[SuiteDocument], folder: Path) -> Iterator[str]
             for path in (path for path in every if path.name.partition("--")[0] == group):
                 name = path.relative_to(folder).as_posix()
                 way = path.stem.partition("--")[2]
-                yield f'<figure><img src="{escape(name)}" alt="{escape(path.stem)}">'
+                yield f'<figure><img src="{_link(name)}" alt="{escape(path.stem)}">'
                 yield f"<figcaption>{escape(way)}</figcaption></figure>"
             yield "</div>"
             drawing = place / f"{group}.svg"
             if drawing.is_file():
                 name = drawing.relative_to(folder).as_posix()
-                yield f'<figure><img src="{escape(name)}" alt="histogram of differences" '
+                yield f'<figure><img src="{_link(name)}" alt="histogram of differences" '
                 yield 'style="max-width:640px"></figure>'
 
 

@@ -53,9 +53,11 @@ _SMALL_TEXT = {"intermediate_size": 64, "num_attention_heads": 2, "num_hidden_la
 class Shot:
     """Pictures made at once, and where their time went, in seconds of wall time; the device had
     nothing left to do at each border. `steps`: each; `cpu`: of this process during the steps.
+    `trouble`: why the pictures show nothing.
     """
 
     images: list[Any] = field(default_factory=list)
+    trouble: str = ""
     text: float = 0.0
     steps: list[float] = field(default_factory=list)
     decode: float = 0.0
@@ -132,13 +134,30 @@ class Painter:
             latents = self._denoise(workload, texts, shot)
         wait(device)
         middle = time.perf_counter()
-        image = self.pipeline.vae.decode(latents / self.pipeline.vae.config.scaling_factor)[0]
+        image = self._decode(latents)
         wait(device)
         shot.decode = time.perf_counter() - middle
         shot.images = self.pipeline.image_processor.postprocess(image, output_type="pil")
         known = shot.text + sum(shot.steps) + shot.decode
         shot.host = max(time.perf_counter() - begin - known, 0.0)
+        shot.trouble = _trouble(image)
         return shot
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Images of latents. As diffusers' pipelines do, SDXL's VAE computes in float32 where its
+        config says that it overflows in fp16.
+        """
+        vae = self.pipeline.vae
+        dtype, latents = vae.dtype, latents / vae.config.scaling_factor
+        upcast = self.model == SDXL and dtype == torch.float16 and vae.config.force_upcast
+        if not upcast:
+            image: torch.Tensor = vae.decode(latents)[0]
+            return image
+        try:
+            image = vae.to(torch.float32).decode(latents.float())[0]
+        finally:
+            vae.to(dtype)
+        return image
 
     def _denoise(self, workload: Workload, texts: dict[str, Any], shot: Shot) -> torch.Tensor:
         """Latents of the pictures; each step's time goes to `shot`."""
@@ -221,6 +240,10 @@ def _between(begin: float, marks: Sequence[float]) -> list[float]:
     return [after - before for before, after in zip([begin, *marks], marks, strict=False)]
 
 
+def _trouble(image: torch.Tensor) -> str:
+    return "" if image.isfinite().all() else "the picture has values that are not finite"
+
+
 def _tokens(prompt: str) -> torch.Tensor:
     generator = torch.Generator("cpu").manual_seed(zlib.crc32(prompt.encode()))
     return torch.randint(0, 49_000, (TOKENS,), generator=generator)
@@ -251,7 +274,7 @@ class Enlarger:
         begin = time.perf_counter()
         made = self.pipeline.upscaler(values.to(self.device, self.dtype))
         wait(self.device)
-        shot = Shot(upscale=time.perf_counter() - begin)
+        shot = Shot(upscale=time.perf_counter() - begin, trouble=_trouble(made))
         pixels = (made.float().clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
         shot.images = [Image.fromarray(each) for each in pixels]
         shot.host = time.perf_counter() - begin - shot.upscale

@@ -58,6 +58,7 @@ class _Tally:
     peak_mib: float = NAN
     ran: str = ""
     reason: str = ""
+    trouble: str = ""
     image: Any = None
 
 
@@ -100,11 +101,14 @@ def _exact(
     """The workload's first picture in float32, or why there is none."""
     try:
         with no_tf32():
-            return painter.in_float32().paint(workload, prompts).images[0], ""
+            shot = painter.in_float32().paint(workload, prompts)
     except FAILED as failure:
         return None, f"not compared with float32: {why(failure)}"
     finally:
         clean(painter.device)
+    if shot.trouble:
+        return None, f"not compared with float32: there {shot.trouble}"
+    return shot.images[0], ""
 
 
 def _take_turn(
@@ -123,7 +127,9 @@ def _take_turn(
                 shots = [painter.paint(workload, plan.prompts) for _ in range(plan.pictures)]
             tally.shots += shots
             tally.sensors.append(watch.summary())
-            tally.peak_mib, tally.image, tally.ran = peak.mib(), shots[-1].images[0], ran()
+            tally.peak_mib, tally.ran = peak.mib(), ran()
+            tally.trouble = tally.trouble or next(filter(None, (s.trouble for s in shots)), "")
+            tally.image = None if tally.trouble else shots[-1].images[0]
     except NotHere as reason:
         tally.reason = str(reason)
     except FAILED as failure:
@@ -154,7 +160,7 @@ def _finished(
         peak_mib=tally.peak_mib,
         cpu_ms=1000 * statistics.median(cpu) if cpu else NAN,
         ran=tally.ran,
-        note=absent,
+        note="; ".join(filter(None, (tally.trouble, absent))),
         **measured_power(tally.sensors, pictures),
     )
     if apart is not None:

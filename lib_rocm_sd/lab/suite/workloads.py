@@ -9,11 +9,12 @@ prints is no MLPerf result: nobody has reviewed it, and random weights have no a
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 SEED = 0
 STEPS = 20
+SMALL_STEPS = 3
 GUIDANCE = 8.0
 NEGATIVE_PROMPT = "normal quality, low quality, worst quality, low res, blurry, nsfw, nude"
 PROMPTS = (
@@ -54,10 +55,16 @@ class Workload:
         return asdict(self)
 
     def small(self) -> Workload:
-        """The same with an eighth of the pixels each way, or less, and few steps: for a CPU."""
+        """The same with an eighth of the pixels each way, or less, and few steps: for a CPU. It is
+        named so, and like nothing that others measure.
+        """
         part = 16 if self.kind in ("decode", "upscale") else 8
-        sides = {"width": max(self.width // part, 64), "height": max(self.height // part, 64)}
-        return Workload(**{**asdict(self), **sides, "steps": min(self.steps, 3)})
+        width, height = (max(side // part, 64) for side in (self.width, self.height))
+        steps = min(self.steps, SMALL_STEPS)
+        name = f"{self.name}, reduced to {width}x{height}"
+        if self.kind not in ("decode", "upscale"):
+            name += f" and {steps} steps"
+        return replace(self, name=name, width=width, height=height, steps=steps, like="")
 
 
 SD15, SDXL, ESRGAN = "SD 1.5", "SDXL", "ESRGAN"
