@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from lib_rocm_sd.upscaler.steps import ConvStep
+from lib_rocm_sd.upscaler import windows
+from lib_rocm_sd.upscaler.steps import ConvStep, WindowStep
 from lib_rocm_sd.upscaler.trace import Action, Chain, Trace
 from lib_rocm_sd.vae.forecast import Chosen
 from lib_rocm_sd.vae.plan import HOST_FLOPS_PER_BYTE, BandPlan, Leg
@@ -109,11 +110,7 @@ class Planner:
     def _band(self, leg: Leg, stored: frozenset[int]) -> tuple[int, float]:
         """The peak of a band, and its arithmetic."""
         chain, trace = self.chain, self._trace(leg, stored)
-        flops = sum(
-            chain.network.steps[action.image - 1].flops(chain.pixels(action.image, action.made))
-            for action in trace.actions
-            if action.source is not None
-        )
+        flops = sum(chain.flops(action) for action in trace.actions if action.source is not None)
         return chain.peak_bytes(trace, self._workspace), float(flops)
 
     def _read_bytes(self, leg: Leg) -> int:
@@ -124,6 +121,8 @@ class Planner:
     def _workspace(self, action: Action) -> int:
         """Bytes beside inputs and output while an action is done."""
         step = self.chain.network.steps[action.image - 1]
+        if isinstance(step, WindowStep):
+            return windows.workspace_bytes(self.chain, step, action)
         if not isinstance(step, ConvStep) or step.kind == "1x1":
             return self.chain.image_bytes(action.image, action.made)
         problem = self.chain.conv_problem(action)

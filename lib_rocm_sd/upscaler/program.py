@@ -4,19 +4,22 @@ that do not see their neighbours.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from lib_rocm_sd.calls import Places
-from lib_rocm_sd.ops.base import Work
+from lib_rocm_sd.ops.attention.op import ATTENTION
+from lib_rocm_sd.ops.base import Op, Work
 from lib_rocm_sd.ops.conv.op import CONVS
-from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.upscaler import windows
 from lib_rocm_sd.upscaler.plan import Planner
 from lib_rocm_sd.upscaler.run import Run, run_plan
 from lib_rocm_sd.upscaler.steps import Network, read
 from lib_rocm_sd.upscaler.store import PictureRows, ResultRows
 from lib_rocm_sd.upscaler.trace import Chain
-from lib_rocm_sd.upscaler.weights import SCALES, ReadyConv, prepare
+from lib_rocm_sd.upscaler.weights import SCALES, Ready, prepare
 from lib_rocm_sd.vae.bands import Overflow
 from lib_rocm_sd.vae.forecast import Chosen
 from lib_rocm_sd.vae.plan import BandPlan, Leg
@@ -43,7 +46,8 @@ class UpscalerPlans(SizedPlans[Planner]):
 def chain_of(network: Network, size: tuple[int, int, int], dtype: torch.dtype) -> Chain:
     """A network on pictures (batch, height, width)."""
     batch, *sides = size
-    rows, columns = (-(-side // network.entry.unshuffle) for side in sides)
+    multiple, unshuffle = network.entry.multiple, network.entry.unshuffle
+    rows, columns = (-(-side // multiple) * multiple // unshuffle for side in sides)
     return Chain(network, batch, rows, columns, dtype)
 
 
@@ -86,10 +90,14 @@ class Upscaler(BandedProgram[Network, Chain]):
         return len(SCALES) - 1 if self._recipe.is_homogeneous else 0
 
     def work(self, height: int, width: int) -> Work:
-        """The convolutions of one whole picture. Those of its bands are of the same classes."""
+        """The convolutions and attention of one whole picture. Those of its bands are of the same
+        classes.
+        """
         self._look()
         chain = chain_of(self._recipe, (1, height, width), self.dtype)
-        return self._work_of(chain, _everything(chain))
+        ours = (ATTENTION, *CONVS.values())
+        every = self._work_of(chain, _everything(chain))
+        return [(op, problem) for op, problem in every if op in ours]
 
     def _read(self) -> Network:
         return read(self._module)
@@ -99,7 +107,7 @@ class Upscaler(BandedProgram[Network, Chain]):
         if min(image.shape[2:]) < 1:
             raise ValueError(f"a picture without pixels: {tuple(image.shape)}")
 
-    def _prepared(self) -> dict[int, ReadyConv]:
+    def _prepared(self) -> dict[int, Ready]:
         self._places.clear()
         return prepare(self._recipe, SCALES[self._scale], self.dtype)
 
@@ -119,14 +127,16 @@ class Upscaler(BandedProgram[Network, Chain]):
     def _work_of(self, links: Chain, plan: BandPlan) -> Work:
         """Asks for the first two, the last two and one more of the many bands of an image."""
         kept = frozenset((0, *(leg.stop for leg in plan.legs)))
-        work: dict[ConvProblem, None] = {}
+        work = dict[Any, Op[Any, Any]]()
         for leg in plan.legs:
             height = links.rows(leg.stop)[1]
             split = bands(height, leg.rows or height)
             for rows in (*split[:2], split[(len(split) - 1) // 2], *split[-2:]):
                 stored = frozenset(image for image in kept if image <= leg.start)
-                work |= dict.fromkeys(links.conv_problems(links.trace(leg.stop, rows, stored)))
-        return [(CONVS[problem.kind], problem) for problem in work]
+                trace = links.trace(leg.stop, rows, stored)
+                work |= {problem: CONVS[problem.kind] for problem in links.conv_problems(trace)}
+                work |= windows.work(links, trace)
+        return [(op, problem) for problem, op in work.items()]
 
     def _run(self, request: Request, plan: BandPlan, links: Chain, strict: bool) -> torch.Tensor:
         """As many pictures of the batch at once as `links` has, one after the other."""

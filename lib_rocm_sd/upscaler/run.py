@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 
 from lib_rocm_sd.calls import Calls, Places, begin
 from lib_rocm_sd.engine.session import DEFAULT, Session
@@ -14,9 +15,10 @@ from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.upscaler.steps import ConvStep
+from lib_rocm_sd.upscaler.steps import ConvStep, EnlargeStep
 from lib_rocm_sd.upscaler.trace import Action, Buffer, Chain
-from lib_rocm_sd.upscaler.weights import ReadyConv
+from lib_rocm_sd.upscaler.weights import Ready, ReadyConv
+from lib_rocm_sd.upscaler.windows import ReadyNorm, ReadyWindows
 from lib_rocm_sd.vae.bands import Interrupted, Sink, nothing
 from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.steps import Rows, rows_above
@@ -31,7 +33,7 @@ class Run:
     """
 
     chain: Chain
-    ready: Mapping[int, ReadyConv]
+    ready: Mapping[int, Ready]
     device: torch.device
     overflow: torch.Tensor
     places: dict[int, Places]
@@ -138,10 +140,32 @@ def _compute(run: Run, calls: Calls, action: Action, values: _Values) -> torch.T
         residuals = [values.get(residual.image, rows) for residual in step.residuals]
         out = values.place(action.image, rows)
         return _convolve(run, calls, action, x, residuals, out)
-    x = values.get(step.image, action.source)
-    y = x.repeat_interleave(step.growth, 1).repeat_interleave(step.growth, 2)
+    x, ready = values.get(step.image, action.source), run.ready.get(action.image)
+    if isinstance(ready, ReadyWindows):
+        y = ready.transformed(x, run.session)
+        if not run.chain.is_whole(action):
+            above = action.source[0]
+            y = y[:, rows[0] - above : rows[1] - above].clone()
+    elif isinstance(ready, ReadyNorm):
+        y = ready(x, run.session)
+    else:
+        assert isinstance(step, EnlargeStep)
+        y = _enlarged(run.chain, step, x)
     place = values.place(action.image, rows)
     return y if place is None else place.copy_(y)
+
+
+def _enlarged(chain: Chain, step: EnlargeStep, x: torch.Tensor) -> torch.Tensor:
+    """(N, rows, W, C), contiguous."""
+    factor = step.growth
+    if not step.shuffles:
+        return x.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+    count = chain.network.channels[step.image]
+    parts = x[..., :count].unflatten(3, (-1, factor, factor))
+    y = parts.permute(0, 1, 4, 2, 5, 3)
+    batch, rows, _, columns, _, channels = y.shape
+    y = y.reshape(batch, rows * factor, columns * factor, channels)
+    return F.pad(y, (0, -channels % 16)) if channels % 16 else y
 
 
 def _convolve(
@@ -154,9 +178,12 @@ def _convolve(
 ) -> torch.Tensor:
     """By the ops themselves, not by functional.py: where tensors lie is known to be right."""
     ready, place, source = run.ready[action.image], str(action.image), action.source
-    assert source is not None
+    assert source is not None and isinstance(ready, ReadyConv)
     if not isinstance(ready.weights, ConvWeights):
         y: torch.Tensor = linear(x, *ready.weights, session=run.session)
+        if ready.step.activation == "leaky relu":
+            assert isinstance(ready.step.slope, float)
+            y = F.leaky_relu_(y, ready.step.slope)
         return y if out is None else out.copy_(y)
     kind, (first, last) = ready.step.kind, action.made
     shortcut, second = [*residuals, None, None][:2]

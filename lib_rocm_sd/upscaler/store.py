@@ -16,7 +16,7 @@ class PictureRows:
 
     def __init__(self, picture: torch.Tensor, entry: Entry, dtype: torch.dtype) -> None:
         self._entry, self._dtype = entry, dtype
-        beyond = [-side % entry.unshuffle for side in picture.shape[3:1:-1]]
+        beyond = [-side % entry.multiple for side in picture.shape[3:1:-1]]
         sides = (0, beyond[0], 0, beyond[1])
         reflects = entry.reflects and any(beyond)
         self._picture = F.pad(picture, sides, "reflect") if reflects else picture
@@ -62,5 +62,9 @@ class ResultRows:
             wide = torch.promote_types(rows.dtype, torch.float32)
             base = self._picture[:, :, first : first + count].to(wide)
             torch.add(values, base[:, :, :, None, :, None], out=out)
+        elif end.mean:
+            wide = torch.promote_types(rows.dtype, torch.float32)
+            mean = torch.tensor(end.mean, dtype=wide, device=rows.device)
+            torch.add(mean[:, None, None, None, None], values, alpha=1 / end.span, out=out)
         else:
             out.copy_(values)

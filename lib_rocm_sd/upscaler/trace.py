@@ -13,7 +13,7 @@ import torch
 
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
-from lib_rocm_sd.upscaler.steps import ConvStep, Network, padded
+from lib_rocm_sd.upscaler.steps import ConvStep, Network, WindowStep, padded
 from lib_rocm_sd.vae.steps import Rows
 
 MOST_HALO = 16
@@ -80,9 +80,7 @@ class Chain:
         depth = [0.0]  # by image, rows of the smallest above one that it depends on
         crossing = [set[int]()]  # by image, those before it that are read after it
         for image, step in enumerate(network.steps, 1):
-            halo = 0.0
-            if isinstance(step, ConvStep) and step.kind != "1x1":
-                halo = 1 / network.growth[step.reads[0]]
+            halo = step.halo / network.growth[step.uses[0]]
             depth.append(max(depth[used] for used in step.uses) + halo)
             before = crossing[-1] | {image - 1} - {0}
             crossing.append({i for i in before if uses.get(i, 0) > image})
@@ -161,6 +159,13 @@ class Chain:
                 made = steps[index - 1].makes(kept)
                 actions.append(Action(index, kept, self._source(index, kept), made, drop))
         return Trace(tuple(actions), self._buffers(actions), tuple(map(self._facts, actions)))
+
+    def flops(self, action: Action) -> int:
+        """Multiplications and additions; of windows also those of rows that are not wanted."""
+        step, rows = self.network.steps[action.image - 1], action.made
+        if isinstance(step, WindowStep) and action.source is not None:
+            rows = action.source
+        return step.flops(self.pixels(action.image, rows))
 
     def is_whole(self, action: Action) -> bool:
         """True if all of an image is made from all of those before."""

@@ -16,7 +16,8 @@ from torch import nn
 
 from lib_rocm_sd.ops.conv.problem import Epilogue
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.upscaler.steps import ConvStep, Network
+from lib_rocm_sd.upscaler.steps import ConvStep, Network, NormStep, WindowStep
+from lib_rocm_sd.upscaler.windows import ReadyNorm, ReadyWindows
 
 SCALES = (1.0, 2.0**-5, 2.0**-10, 2.0**-15)
 """Tried in order where fp16 overflows."""
@@ -33,14 +34,20 @@ class ReadyConv:
     epilogue: Epilogue | None
 
 
-def prepare(network: Network, scale: float, dtype: torch.dtype) -> dict[int, ReadyConv]:
-    """The convolutions by the images that they make, which are multiplied by `scale`."""
-    factors = [1.0, *[scale] * (len(network.steps) - 1), 1.0]
-    return {
-        image: _ready(network, step, factors[step.reads[0]], factors[image], dtype)
-        for image, step in enumerate(network.steps, 1)
-        if isinstance(step, ConvStep)
-    }
+Ready = ReadyConv | ReadyNorm | ReadyWindows
+
+
+def prepare(network: Network, scale: float, dtype: torch.dtype) -> dict[int, Ready]:
+    """What steps use, by the images that they make, which are multiplied by `scale`."""
+    factors, ready = [1.0, *[scale] * (len(network.steps) - 1), 1.0], dict[int, Ready]()
+    for image, step in enumerate(network.steps, 1):
+        if isinstance(step, ConvStep):
+            ready[image] = _ready(network, step, factors[step.reads[0]], factors[image], dtype)
+        elif isinstance(step, NormStep):
+            ready[image] = ReadyNorm.of(step.norm, dtype)
+        elif isinstance(step, WindowStep):
+            ready[image] = ReadyWindows.of(step, dtype)
+    return ready
 
 
 def _ready(

@@ -139,9 +139,9 @@ class Signature:
 
 
 def _parameters(leaves: Sequence[nn.Module]) -> list[torch.Tensor]:
-    """Weight and bias of each leaf, read from the module now."""
-    both = [leaf._parameters.get(key) for leaf in leaves for key in ("weight", "bias")]
-    return [tensor for tensor in both if tensor is not None]
+    """Those of each leaf itself, read from the module now."""
+    every = [tensor for leaf in leaves for tensor in leaf._parameters.values()]
+    return [tensor for tensor in every if tensor is not None]
 
 
 def all_finite(leaves: Sequence[nn.Module]) -> bool:

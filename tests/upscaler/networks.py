@@ -16,24 +16,28 @@ from torch import nn
 
 from lib_rocm_sd.lab import upscaler_models
 
-DOUBLE = Path(__file__).parent / "double" / "spandrel.py"
+DOUBLES = Path(__file__).parent / "double"
+
+
+def _double(name: str) -> Any:
+    """No module that others could import: hosts have doubles of spandrel's loader."""
+    home = f"spandrel.architectures.double_{name}"
+    spec = importlib.util.spec_from_file_location(home, DOUBLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    double = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(double)
+    return double
 
 
 @cache
 def _spandrel() -> Any:
-    """What has spandrel's classes. The double is no module that others could import: hosts have
-    doubles of spandrel's loader.
-    """
+    """What has spandrel's classes."""
     try:
         from spandrel.architectures.Compact.arch.SRVGG import SRVGGNetCompact
         from spandrel.architectures.ESRGAN.arch.RRDB import RRDBNet
         from spandrel.architectures.SPAN.arch.span import SPAN
     except ImportError:
-        spec = importlib.util.spec_from_file_location("spandrel.architectures.double", DOUBLE)
-        assert spec is not None and spec.loader is not None
-        double = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(double)
-        return double
+        return _double("spandrel")
     return SimpleNamespace(RRDBNet=RRDBNet, SRVGGNetCompact=SRVGGNetCompact, SPAN=SPAN)
 
 
@@ -51,6 +55,21 @@ def span(**settings: Any) -> Any:
     return _spandrel().SPAN(**{"upscale": 2, "norm": False, **settings})
 
 
+@cache
+def _swinirs() -> Any:
+    try:
+        from spandrel.architectures.SwinIR import SwinIR
+    except ImportError:
+        return _double("swinir").SwinIR
+    return SwinIR
+
+
+def _swinir(**settings: Any) -> Any:
+    sizes = {"img_size": 16, "window_size": 4, "embed_dim": 36, "mlp_ratio": 2.0, "upscale": 2}
+    depths = {"depths": [3, 1], "num_heads": [3, 3], "upsampler": "nearest+conv"}
+    return _swinirs()(**{**sizes, **depths, **settings})
+
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "x4": rrdb,
     "x3": lambda: rrdb(scale=3, num_blocks=1),
@@ -63,6 +82,19 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "compact leaky": lambda: compact(upscale=1, act_type="leakyrelu", num_conv=2),
     "span": span,
     "span norm": lambda: span(norm=True, img_range=2.0, feature_channels=16),
+    "swinir": lambda: _swinir(upscale=4, resi_connection="3conv"),
+    "swinir plain": lambda: _swinir(patch_norm=False, qkv_bias=False),
+    "swinir shuffle": lambda: _swinir(upscale=3, upsampler="pixelshuffle"),
+    "swinir direct": lambda: _swinir(upsampler="pixelshuffledirect", depths=[2], num_heads=[3]),
+    "swinir grey": lambda: _swinir(
+        upscale=1,
+        upsampler="",
+        in_chans=1,
+        img_range=255.0,
+        window_size=7,
+        num_heads=[2, 4],
+        embed_dim=32,
+    ),
     "basicsr x4": lambda: upscaler_models.RRDBNet(4, 16, 1),
     "basicsr x2": lambda: upscaler_models.RRDBNet(2, 16, 1),
     "basicsr x1": lambda: upscaler_models.RRDBNet(1, 16, 1),

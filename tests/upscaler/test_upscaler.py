@@ -21,7 +21,7 @@ from lib_rocm_sd.report import Report
 from lib_rocm_sd.upscaler import program
 from lib_rocm_sd.upscaler.plan import Planner
 from lib_rocm_sd.upscaler.program import Upscaler, chain_of
-from lib_rocm_sd.upscaler.steps import ConvStep, read
+from lib_rocm_sd.upscaler.steps import ConvStep, WindowStep, read
 from lib_rocm_sd.upscaler.weights import SCALES
 from lib_rocm_sd.vae.bands import Interrupted, Overflow
 from lib_rocm_sd.vae.plan import BandPlan
@@ -65,7 +65,9 @@ def test_the_networks_own_result(kind: str) -> None:
 
 
 @pytest.mark.parametrize("keep", ["device", "host"])
-@pytest.mark.parametrize("kind", ["x4", "x3", "x2", "plus", "compact", "span norm"])
+@pytest.mark.parametrize(
+    "kind", ["x4", "x3", "x2", "plus", "compact", "span norm", "swinir", "swinir grey"]
+)
 def test_bands_of_any_height_give_the_whole_pictures_result(kind: str, keep: str) -> None:
     module = network(kind).double()
     x = picture(module, *ODD)
@@ -75,13 +77,14 @@ def test_bands_of_any_height_give_the_whole_pictures_result(kind: str, keep: str
         assert (upscaler(x) - expected).abs().max() / expected.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["x4", "x2", "compact", "span"])
+@pytest.mark.parametrize("kind", ["x4", "x2", "compact", "span", "swinir"])
 @pytest.mark.parametrize("height, width", [(1, 1), (3, 7), (2, 33), (17, 4)])
 def test_tiny_pictures(kind: str, height: int, width: int) -> None:
     module = network(kind).double()
     x = picture(module, height, width)
     upscaler = Upscaler(module, torch.float64)
-    if kind == "x2" and height == 1:  # there is nothing to reflect: the host raises, too
+    smallest = {"x2": 2, "swinir": 3}.get(kind, 1)
+    if height < smallest:  # there is nothing to reflect: the host raises, too
         with pytest.raises(RuntimeError, match=r"[Pp]adding"):
             own(module, x)
         with pytest.raises(RuntimeError, match=r"[Pp]adding"):
@@ -118,7 +121,7 @@ def test_strides_and_dtypes_of_a_picture() -> None:
 
 
 @needs_half
-@pytest.mark.parametrize("kind", ["x4", "x2", "plus", "compact", "span"])
+@pytest.mark.parametrize("kind", ["x4", "x2", "plus", "compact", "span", "swinir"])
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16])
 def test_half_is_no_further_from_float32_than_the_hosts(kind: str, weights: torch.dtype) -> None:
     module = network(kind).to(weights).float()  # the values that the file has
@@ -214,7 +217,7 @@ def test_smaller_budgets_cost_little() -> None:
 
 @needs_half
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("kind", ["x4", "x2", "compact", "compact relu"])
+@pytest.mark.parametrize("kind", ["x4", "x2", "compact", "compact relu", "swinir shuffle"])
 def test_no_plan_takes_more_than_it_says(kind: str, dtype: torch.dtype) -> None:
     """Measured with torch's convolutions, whose temporary images are part of the prediction, but
     for SPAN's gate.
@@ -305,9 +308,26 @@ def _slope(module: Any) -> None:
     module.model[-2].negative_slope = 0.4
 
 
-@pytest.mark.parametrize("change", [_scaled, _moved, _slope])
-def test_changes_of_the_module_are_seen(change: Callable[[Any], None]) -> None:
-    module = network("x4")
+def _position(module: Any) -> None:
+    module.layers[0].residual_group.blocks[1].attn.relative_position_bias_table.mul_(-3)
+
+
+def _eps(module: Any) -> None:
+    module.norm.eps = 0.1
+
+
+@pytest.mark.parametrize(
+    "kind, change",
+    [
+        ("x4", _scaled),
+        ("x4", _moved),
+        ("x4", _slope),
+        ("swinir", _position),
+        ("swinir", _eps),
+    ],
+)
+def test_changes_of_the_module_are_seen(kind: str, change: Callable[[Any], None]) -> None:
+    module = network(kind)
     x = picture(module, *ODD)
     upscaler = Upscaler(module, torch.float32)
     before = upscaler(x)
@@ -352,8 +372,63 @@ def test_what_is_not_known_is_a_reason(change: Callable[[Any], Any], reason: str
         upscaler(torch.rand(1, 3, 8, 8))
 
 
+def _unshuffled(module: Any) -> None:
+    module.start_unshuffle = 2
+
+
+def _dropping(module: Any) -> None:
+    module.layers[0].residual_group.blocks[1].drop_path.train()
+
+
+def _approximate(module: Any) -> None:
+    module.layers[1].residual_group.blocks[0].mlp.act.approximate = "tanh"
+
+
+def _absolute(module: Any) -> None:
+    module.absolute_pos_embed = nn.Parameter(torch.zeros(1, 256, 36))
+
+
+def _smaller_windows(module: Any) -> None:
+    module.layers[1].residual_group.blocks[0].window_size = 2
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (_unshuffled, "network.start_unshuffle is 2"),
+        (_dropping, "layers.0.residual_group.blocks.1.drop_path.training is True"),
+        (_approximate, "mlp.act is a GELU, not the exact GELU"),
+        (_absolute, "network has a parameter absolute_pos_embed of its own"),
+        (_smaller_windows, "layers.1.residual_group.blocks.0.window_size is 2"),
+    ],
+)
+def test_what_is_not_known_of_swinir_is_a_reason(
+    change: Callable[[Any], None], reason: str
+) -> None:
+    module = network("swinir")
+    change(module)
+    assert reason in "; ".join(Upscaler(module).reasons)
+
+
+def test_windows_need_the_rows_of_their_neighbours() -> None:
+    """Windows of 4, shifted by 2 in the second of three blocks: rows 4 to 7 are made of 0 to 11."""
+    steps = read(network("swinir")).steps
+    step = next(step for step in steps if isinstance(step, WindowStep))
+    assert step.needs((5, 6), 40) == (0, 12) and step.halo == 4
+    assert step.needs((39, 40), 40) == (32, 40) and step.needs((0, 1), 4) == (0, 4)
+
+
 def test_other_networks_are_named() -> None:
     assert Upscaler(nn.Conv2d(3, 3, 3)).reasons == ("Conv2d of torch.nn.modules.conv is not known",)
+    dat = type("DAT", (nn.Module,), {"__module__": "spandrel.architectures.DAT"})()
+    assert (
+        Upscaler(dat)
+        .reasons[0]
+        .endswith(
+            "is not known: it needs depthwise convolutions, attention between channels and means over "
+            "the whole picture"
+        )
+    )
     training = network("span")
     training.block_2.c1_r.train()
     assert "block_2.c1_r.training is True" in Upscaler(training).reasons

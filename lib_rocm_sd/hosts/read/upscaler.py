@@ -1,7 +1,7 @@
 """Reads an upscaler's module into a Network, or says why it cannot.
 
 Three families of networks, as spandrel builds them and, of the first two, as BasicSR does: RRDBNet
-(ESRGAN, Real-ESRGAN), SRVGGNetCompact and SPAN. Nothing is assumed of what was not looked at: see
+(ESRGAN, Real-ESRGAN), SRVGGNetCompact and SPAN; swinir.py has a fourth. Nothing is assumed of what was not looked at: see
 hosts/read/vae.py.
 """
 
@@ -29,6 +29,11 @@ from lib_rocm_sd.upscaler.steps import (
 
 FAMILIES = ("spandrel.architectures", "basicsr.archs", "realesrgan.archs", "lib_rocm_sd.lab")
 """Packages that define such classes; the last has models of the same shapes for benchmarks."""
+MISSING = {
+    "DAT": "depthwise convolutions, attention between channels and means over the whole picture",
+    "OmniSR": "depthwise convolutions, attention between channels and over grids, and max pooling",
+}
+"""What networks that people ask for have and no step does."""
 RRDB_SCALE = 0.2
 """What dense blocks and RRDBs multiply by before they add what they began with."""
 
@@ -42,7 +47,8 @@ def read(module: nn.Module) -> Network:
     family = next((f for f in FAMILIES if f"{cls.__module__}.".startswith(f"{f}.")), "")
     reader = READERS.get(cls.__name__) if family else None
     if reader is None:
-        return Network(reasons=(f"{cls.__name__} of {cls.__module__} is not known",))
+        why = f": it needs {MISSING[cls.__name__]}" if family and cls.__name__ in MISSING else ""
+        return Network(reasons=(f"{cls.__name__} of {cls.__module__} is not known{why}",))
     findings = Findings(family)
     findings.everywhere()
     chain = reader(findings)
