@@ -421,14 +421,8 @@ def test_windows_need_the_rows_of_their_neighbours() -> None:
 def test_other_networks_are_named() -> None:
     assert Upscaler(nn.Conv2d(3, 3, 3)).reasons == ("Conv2d of torch.nn.modules.conv is not known",)
     dat = type("DAT", (nn.Module,), {"__module__": "spandrel.architectures.DAT"})()
-    assert (
-        Upscaler(dat)
-        .reasons[0]
-        .endswith(
-            "is not known: it needs depthwise convolutions, attention between channels and means over "
-            "the whole picture"
-        )
-    )
+    missing = "depthwise convolutions, attention between channels and means over the whole picture"
+    assert Upscaler(dat).reasons[0].endswith(f"is not known: it needs {missing}")
     training = network("span")
     training.block_2.c1_r.train()
     assert "block_2.c1_r.training is True" in Upscaler(training).reasons

@@ -1,8 +1,8 @@
 """Reads an upscaler's module into a Network, or says why it cannot.
 
 Three families of networks, as spandrel builds them and, of the first two, as BasicSR does: RRDBNet
-(ESRGAN, Real-ESRGAN), SRVGGNetCompact and SPAN; swinir.py has a fourth. Nothing is assumed of what was not looked at: see
-hosts/read/vae.py.
+(ESRGAN, Real-ESRGAN), SRVGGNetCompact and SPAN; swinir.py has a fourth. Nothing is
+assumed of what was not looked at: see hosts/read/vae.py.
 """
 
 from __future__ import annotations
