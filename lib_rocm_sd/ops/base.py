@@ -111,12 +111,12 @@ class Variant(ABC, Generic[P, I]):
     """What is never measured, and runs where nothing else can, says here what it is: a block of a
     host's is better left to the host then."""
 
-    @abstractmethod
     def refusals(self, arch: Arch | None, problem: P) -> list[str]:
         """Why this variant cannot run `problem`.
 
         Empty when it can. Asked once per problem, never per call.
         """
+        return []
 
     def preference_for(self, arch: Arch | None, problem: P) -> int:
         """`preference`, where the device or the problem decides."""
@@ -273,6 +273,11 @@ class Op(Generic[P, I]):
 
 Work = list[tuple[Op[Any, Any], Any]]
 """Ops, and problems of theirs."""
+
+
+def norm_tolerance(problem: Any) -> float:
+    """`Op.tolerance` of norms: a few units in the last place."""
+    return {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
 
 
 def reasons(*checks: tuple[object, str]) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-from lib_rocm_sd.ops.base import reasons
+from lib_rocm_sd.ops.base import norm_tolerance, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.lazily import torch
 
@@ -19,6 +20,12 @@ def empty_gradients(problem: Any, of_x: torch.Tensor) -> NormGradients:
     dtype = DTYPES[problem.affine_dtype]
     of_gamma, of_beta = (of_x.new_empty(problem.channels, dtype=dtype) for _ in range(2))
     return of_x, of_gamma, of_beta
+
+
+def gradient_tolerance(problem: Any) -> float:
+    """`Op.tolerance` of a norm's gradients: that of the norm, of their coarser dtype."""
+    dtypes = (problem.dtype, problem.affine_dtype)
+    return max(norm_tolerance(replace(problem, dtype=dtype)) for dtype in dtypes)
 
 
 def is_transformed() -> bool:

@@ -64,9 +64,6 @@ def test_problems(problem: Doubling) -> tuple[Doubling, ...]:
     )
 
 
-test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest
-
-
 @dataclass(eq=False)
 class Doubler(Variant[Doubling, Inputs]):
     """Doubles by `work`, and keeps what it was given in `seen`."""

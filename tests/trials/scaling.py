@@ -42,9 +42,6 @@ class Scaler(Variant[Scaling, Inputs]):
     ours = True
     preference = 20
 
-    def refusals(self, arch: Arch | None, problem: Scaling) -> list[str]:
-        return []
-
     def specs(self, arch: Arch, problem: Scaling, config: None) -> Sequence[KernelSpec]:
         return (SPEC,)
 
@@ -59,9 +56,6 @@ class Scaler(Variant[Scaling, Inputs]):
 
 class Slow(Variant[Scaling, Inputs]):
     name = "torch"
-
-    def refusals(self, arch: Arch | None, problem: Scaling) -> list[str]:
-        return []
 
     def run(self, call: Call[Scaling, Inputs]) -> Any:
         inputs = call.inputs

@@ -16,7 +16,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.op import ATTENTION
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import Call, KernelSpec, Op, Variant
@@ -63,9 +62,6 @@ class Launching(Variant[Doubling, Inputs]):
 
     def __init__(self, after: Any = lambda out: out, before: Any = lambda x: x) -> None:
         self.after, self.before = after, before
-
-    def refusals(self, arch: Arch | None, problem: Doubling) -> list[str]:
-        return []
 
     def run(self, call: Call[Doubling, Inputs]) -> Any:
         launch = call.launch

@@ -24,7 +24,6 @@ from lib_rocm_sd.ops.base import (
     KernelSpec,
     Launch,
     Run,
-    Variant,
     halves_only,
     one_launch,
     reasons,
@@ -32,6 +31,7 @@ from lib_rocm_sd.ops.base import (
 from lib_rocm_sd.ops.bound import Bound, Packet, Prepare
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.lazily import is_there, torch
 
 # The kernel called again and again with tensors that differ only in where they lie. Between Python
@@ -109,16 +109,10 @@ LONGEST_PROMPT = 320
 """Keys up to which it is asked whose tiles fit them best."""
 
 
-class MatrixAttention(Variant[AttentionProblem, AttentionInputs]):
+class MatrixAttention(KernelVariant[AttentionProblem, AttentionInputs]):
     """kernels/attention.hip."""
 
-    name = "rocm_sd"
-    ours = True
-    preference = 20
-
-    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: AttentionProblem) -> list[str]:
         p, refusals = problem, kernel.head_dim_refusals(problem.head_dim)
         space = () if refusals else kernel.configs(arch, p.head_dim)
         items = max((self.grid(p, config) * config.block for config in space), default=0)
@@ -330,16 +324,13 @@ def _gives_float32() -> bool:
     return not is_there() or tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
 
 
-class ScoresAttention(Variant[AttentionProblem, AttentionInputs]):
+class ScoresAttention(KernelVariant[AttentionProblem, AttentionInputs]):
     """torch's matrix products around kernels/softmax.hip."""
 
     name = "torch + rocm_sd"
-    ours = True
     preference = 15
 
-    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: AttentionProblem) -> list[str]:
         p = problem
         return reasons(
             halves_only(p.dtype),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.formula import attend, expand_mask, scale_of
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
@@ -18,9 +17,6 @@ class SdpaAttention(Variant[AttentionProblem, AttentionInputs]):
 
     name = "sdpa"
     preference = 10
-
-    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: AttentionProblem) -> int:
         """The score matrix: torch holds it where it has no fused backend for a card."""
@@ -44,9 +40,6 @@ class SlicedAttention(Variant[AttentionProblem, AttentionInputs]):
 
     name = "sliced"
     derives = True
-
-    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        return []
 
     @staticmethod
     def slice_rows(problem: AttentionProblem) -> int:

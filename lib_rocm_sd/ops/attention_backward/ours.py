@@ -13,23 +13,18 @@ from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.attention_backward import kernel
 from lib_rocm_sd.ops.attention_backward.inputs import AttentionBackwardInputs, Grads
 from lib_rocm_sd.ops.attention_backward.kernel import BackwardConfig, BackwardParams
-from lib_rocm_sd.ops.base import Call, KernelSpec, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.lazily import torch
 
 LOG2_E = math.log2(math.e)
 
 
-class MatrixBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
+class MatrixBackward(KernelVariant[AttentionProblem, AttentionBackwardInputs]):
     """kernels/attention_backward.hip, two launches."""
 
-    name = "rocm_sd"
-    ours = True
-    preference = 20
-
-    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: AttentionProblem) -> list[str]:
         p = problem
         refusals = kernel.head_dim_refusals(p.head_dim)
         items = 0 if refusals else max(self._items(p, config) for config in self.configs(arch, p))

@@ -21,8 +21,6 @@ def test_problems(problem: AttentionProblem) -> tuple[AttentionProblem, ...]:
     return forward.test_problems(problem)
 
 
-test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest
-
 USUAL = (
     ("SD1.5 512x512, self, 64x64 latent", AttentionProblem(2, 8, 4096, 4096, 40)),
     ("SD1.5 512x512, self, 32x32", AttentionProblem(2, 8, 1024, 1024, 80)),

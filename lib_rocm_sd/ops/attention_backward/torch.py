@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention.formula import expand_mask, scale_of
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
@@ -22,9 +21,6 @@ class FormulaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
     derives = True
     preference = 5
 
-    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        return []
-
     def workspace(self, problem: AttentionProblem) -> int:
         return 4 * problem.batch * problem.heads * problem.seq_q * problem.seq_k * 4
 
@@ -40,9 +36,6 @@ class SdpaBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
 
     name = "sdpa"
     preference = 10
-
-    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: AttentionProblem) -> int:
         """The score matrix and its gradient: torch holds them where it has no fused backend."""
@@ -76,9 +69,6 @@ class SlicedBackward(Variant[AttentionProblem, AttentionBackwardInputs]):
     """
 
     name = "sliced"
-
-    def refusals(self, arch: Arch | None, problem: AttentionProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: AttentionProblem) -> int:
         p = problem

@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Run, Variant, halves_only, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Run, halves_only, reasons
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.conv import inputs as conv_inputs
 from lib_rocm_sd.ops.conv import kernel, layout, rows, split
@@ -37,6 +37,7 @@ from lib_rocm_sd.ops.conv.split import Summed, launch_sum, sum_arguments
 from lib_rocm_sd.ops.conv.weights import PackedWeights, matrix_of
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, finalize_spec, merge_spec
 from lib_rocm_sd.ops.group_norm.launch import launch_finalize, launch_merge
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.lazily import torch
 
 # A convolution's launches: what follows from its problem and config alone, and its calls with
@@ -185,19 +186,13 @@ _BEHIND = 5
 """Less than LibraryConv's."""
 
 
-class MatrixConv(Variant[ConvProblem, ConvInputs]):
+class MatrixConv(KernelVariant[ConvProblem, ConvInputs]):
     """kernels/conv3x3.hip and upsample_conv.hip; for small images conv_sum.hip beside them."""
-
-    name = "rocm_sd"
-    ours = True
-    preference = 20
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
-    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: ConvProblem) -> list[str]:
         p = problem
         height, width = p.out_size
         return (_rows_refusals(p) if p.in_rows else []) + reasons(

@@ -31,6 +31,7 @@ from lib_rocm_sd.ops.group_norm import launch as group_norm_launch
 from lib_rocm_sd.ops.group_norm.formula import norm_from
 from lib_rocm_sd.ops.group_norm.kernel import GroupNormConfig, ImageParams, NormTiling
 from lib_rocm_sd.ops.group_norm.launch import launch_finalize
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.lazily import F, is_there, torch
 
 # MIOpen's search for an algorithm, and how it is kept from it.
@@ -255,19 +256,16 @@ def bound_library(call: Call[ConvProblem, ConvInputs], run: Run) -> Run:
     return BoundLibrary(launch, call.config, problem, inputs.x.device, run)
 
 
-class LibraryConv(Variant[ConvProblem, ConvInputs]):
+class LibraryConv(KernelVariant[ConvProblem, ConvInputs]):
     """torch's convolution, and all around it by two passes of kernels/group_norm_silu.hip."""
 
     name = "torch + rocm_sd"
-    ours = True
     preference = 10
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
-    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: ConvProblem) -> list[str]:
         p = problem
         return reasons(
             (p.dtype not in group_norm_kernel.DTYPES, f"{p.dtype}: the kernels take fp16 and bf16"),
@@ -404,9 +402,6 @@ class TorchConv(Variant[ConvProblem, ConvInputs]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-
-    def refusals(self, arch: Arch | None, problem: ConvProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: ConvProblem) -> int:
         """What the kernel never makes: normalised in float32, enlarged, padded, unfused sums."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lib_rocm_sd.ops.base import CPU, SEED, Op, TrialInputs
+from lib_rocm_sd.ops.base import CPU, SEED, Op, TrialInputs, norm_tolerance
 from lib_rocm_sd.ops.group_norm import formula, whole
 from lib_rocm_sd.ops.group_norm import inputs as group_norm_inputs
 from lib_rocm_sd.ops.group_norm import problem as problems
@@ -51,17 +51,7 @@ from lib_rocm_sd.ops.lazily import torch
 _Make = Callable[..., Any]
 
 
-def of_norm(problem: NormProblem) -> TrialInputs:
-    """Trial inputs for the class of an image's norm."""
-    return _inputs(problem, group_norm_inputs.norm_inputs)
-
-
-def of_group_norm(problem: GroupNormProblem) -> TrialInputs:
-    """Trial inputs for the class of a GroupNorm."""
-    return _inputs(problem, group_norm_inputs.make_inputs)
-
-
-def _inputs(problem: NormProblem | GroupNormProblem, make: _Make) -> TrialInputs:
+def _trial_inputs(make: _Make, problem: NormProblem | GroupNormProblem) -> TrialInputs:
     p, (small, _) = problem, small_images(problem)
     found = [
         (f"{small}, at an odd address", partial(_misaligned, small, make)),
@@ -168,7 +158,7 @@ NORM: Op[NormProblem, NormInputs] = Op(
     cases=_norms(),
     usual=(("SDXL, 32x32", NormProblem(2, 1280, 32, 32)),),
     output_dtype=_wide_dtype,
-    trial_inputs=of_norm,
+    trial_inputs=partial(_trial_inputs, group_norm_inputs.norm_inputs),
 )
 
 
@@ -181,7 +171,7 @@ APPLY: Op[ApplyProblem, ApplyInputs] = Op(
     key_of=key_of,
     reference=lambda inputs: formula.reference_apply(*inputs),
     make_inputs=group_norm_inputs.apply_inputs,
-    tolerance=problems.tolerance,
+    tolerance=norm_tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.small_images,
     usual=(("VAE 1024x1024, last level", ApplyProblem(1, 128, 1024, 1024)),),
@@ -199,13 +189,13 @@ GROUP_NORM_SILU: Op[GroupNormProblem, GroupNormInputs] = Op(
     key_of=key_of,
     reference=lambda inputs: formula.reference(*inputs),
     make_inputs=group_norm_inputs.make_inputs,
-    tolerance=problems.tolerance,
+    tolerance=norm_tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.small_images,
     cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
     usual=problems.USUAL,
     results=group_norm_inputs.empty_image,
-    trial_inputs=of_group_norm,
+    trial_inputs=partial(_trial_inputs, group_norm_inputs.make_inputs),
     measured_only=(TritonGroupNorm(),),
 )
 OPS = (GROUP_NORM_SILU, STATISTICS, FINALIZE, APPLY, NORM)

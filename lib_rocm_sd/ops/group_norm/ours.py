@@ -18,7 +18,6 @@ from lib_rocm_sd.ops.base import (
     Call,
     KernelSpec,
     Run,
-    Variant,
     halves_only,
     one_launch,
     reasons,
@@ -46,6 +45,7 @@ from lib_rocm_sd.ops.group_norm.problem import (
     NormProblem,
 )
 from lib_rocm_sd.ops.group_norm.whole import WholeConfig
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.lazily import torch
 
 # GroupNorm and its steps called again and again with tensors that differ only in where they lie.
@@ -323,9 +323,7 @@ def _whole(prepare: Launches, config: WholeConfig, inputs: GroupNormInputs) -> _
 Config = WholeConfig | GroupNormConfig
 
 
-def _image_refusals(arch: Arch | None, problem: ImageProblem) -> list[str]:
-    if arch is None:
-        return ["no supported GPU"]
+def _image_refusals(arch: Arch, problem: ImageProblem) -> list[str]:
     p = problem
     found = reasons(
         halves_only(p.dtype),
@@ -342,18 +340,11 @@ def _image_refusals(arch: Arch | None, problem: ImageProblem) -> list[str]:
     return reasons(one_launch(items))
 
 
-class _Ours(Variant[Any, Any]):
+class _Ours(KernelVariant[Any, Any]):
     """What our variants have in common."""
 
-    name = "rocm_sd"
-    ours = True
-    preference = 20
-
-    def refusals(self, arch: Arch | None, problem: Any) -> list[str]:
+    def kernel_refusals(self, arch: Arch, problem: Any) -> list[str]:
         return _image_refusals(arch, problem)
-
-    def input_refusals(self, inputs: Any) -> list[str]:
-        return gradient_refusals(*inputs)
 
     def configs(self, arch: Arch | None, problem: Any) -> Sequence[Config]:
         return kernel.configs(arch) if arch else ()
@@ -394,9 +385,7 @@ class KernelStatistics(_Ours):
 class KernelFinalize(_Ours):
     """group_norm_finalize of kernels/group_norm_silu.hip."""
 
-    def refusals(self, arch: Arch | None, problem: FinalizeProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: FinalizeProblem) -> list[str]:
         p = problem
         return reasons(
             (p.dtype != "float32", f"statistics in {p.dtype}: the kernel takes float32"),
@@ -448,7 +437,7 @@ class KernelApply(_Ours):
 class _OfImage(_Ours):
     """What takes an image with gamma and beta: in one launch where it is small, else in steps."""
 
-    def refusals(self, arch: Arch | None, problem: NormProblem | GroupNormProblem) -> list[str]:
+    def kernel_refusals(self, arch: Arch, problem: NormProblem | GroupNormProblem) -> list[str]:
         affine = problem.affine
         return _image_refusals(arch, problem) + reasons(
             (affine not in kernel.AFFINE_KINDS, f"gamma in {affine}")
@@ -500,10 +489,10 @@ class KernelGroupNorm(_OfImage):
     of group_norm_silu.hip it is read twice.
     """
 
-    def refusals(self, arch: Arch | None, problem: GroupNormProblem) -> list[str]:  # type: ignore[override]
+    def kernel_refusals(self, arch: Arch, problem: GroupNormProblem) -> list[str]:  # type: ignore[override]
         alone = problem.added and not self.configs(arch, problem)
-        return super().refusals(arch, problem) + reasons(
-            (arch is not None and alone, "something is added to an image that is not small")
+        return super().kernel_refusals(arch, problem) + reasons(
+            (alone, "something is added to an image that is not small")
         )
 
     def configs(self, arch: Arch | None, problem: GroupNormProblem) -> Sequence[Config]:  # type: ignore[override]

@@ -104,11 +104,6 @@ class FinalizeProblem:
         return f"{sizes} {self.groups} groups, {self.affine} gamma"
 
 
-def tolerance(problem: Any) -> float:
-    """Largest max |out - reference| / max |reference|: a few units in the last place."""
-    return {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
-
-
 def wide_tolerance(problem: Any) -> float:
     """The same for what is float32, or float64, whatever the image's dtype is."""
     return 1e-12 if problem.dtype == "float64" else 2e-5

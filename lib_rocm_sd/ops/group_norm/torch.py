@@ -34,9 +34,6 @@ class _Torch(Variant[Any, Any]):
 
     name = "torch"
 
-    def refusals(self, arch: Arch | None, problem: Any) -> list[str]:
-        return []
-
 
 class TorchStatistics(_Torch):
     """torch.var_mean in float32."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.gradients import empty_gradients
+from lib_rocm_sd.ops.gradients import empty_gradients, gradient_tolerance
 from lib_rocm_sd.ops.group_norm.inputs import empty_image
 from lib_rocm_sd.ops.group_norm_backward import formula
 from lib_rocm_sd.ops.group_norm_backward import inputs as group_norm_backward_inputs
@@ -23,7 +23,7 @@ GROUP_NORM_BACKWARD: Op[GroupNormBackwardProblem, GroupNormBackwardInputs] = Op(
     key_of=key_of,
     reference=lambda inputs: formula.reference(*inputs),
     make_inputs=group_norm_backward_inputs.make_inputs,
-    tolerance=problems.tolerance,
+    tolerance=gradient_tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.test_problems,
     cases=problems.ODD,

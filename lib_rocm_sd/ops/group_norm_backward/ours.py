@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Variant, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, one_launch, reasons
 from lib_rocm_sd.ops.dtypes import DTYPES
-from lib_rocm_sd.ops.gradients import NormGradients, gradient_refusals
+from lib_rocm_sd.ops.gradients import NormGradients
 from lib_rocm_sd.ops.group_norm import launch as forward
 from lib_rocm_sd.ops.group_norm.formula import dense
 from lib_rocm_sd.ops.group_norm.kernel import AFFINE_KINDS, GroupNormConfig
@@ -21,6 +21,7 @@ from lib_rocm_sd.ops.group_norm_backward.kernel import (
     GroupNormCombineParams,
 )
 from lib_rocm_sd.ops.group_norm_backward.problem import GroupNormBackwardProblem
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.layer_norm_backward.ours import launch_gradients
 from lib_rocm_sd.ops.lazily import torch
 
@@ -134,18 +135,14 @@ def _params(
     return params, cut.grid
 
 
-class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwardInputs]):
+class KernelGroupNormBackward(KernelVariant[GroupNormBackwardProblem, GroupNormBackwardInputs]):
     """kernels/group_norm_backward.hip after the forward pass's kernels, which make the norm anew.
     No image of float32 is ever made.
     """
 
-    name = "rocm_sd"
-    ours = True
-    preference = 20
-
-    def refusals(self, arch: Arch | None, problem: GroupNormBackwardProblem) -> list[str]:
-        p, found = problem, KernelGroupNorm().refusals(arch, problem)
-        if found or arch is None or not p.parts:
+    def kernel_refusals(self, arch: Arch, problem: GroupNormBackwardProblem) -> list[str]:
+        p, found = problem, KernelGroupNorm().kernel_refusals(arch, problem)
+        if found or not p.parts:
             return found
         (config,) = self.configs(arch, p)
         grids = [
@@ -154,9 +151,6 @@ class KernelGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackwar
         ]
         items = max(*grids, p.batch * p.groups) * config.threads
         return reasons(one_launch(items))
-
-    def input_refusals(self, inputs: GroupNormBackwardInputs) -> list[str]:
-        return gradient_refusals(*inputs)
 
     def workspace(self, problem: GroupNormBackwardProblem) -> int:
         """Statistics, norm, sums, totals and factors."""

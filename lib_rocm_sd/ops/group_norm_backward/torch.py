@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import NormGradients, is_transformed, is_wanted
@@ -21,9 +20,6 @@ class TorchGroupNormBackward(Variant[GroupNormBackwardProblem, GroupNormBackward
     """
 
     name = "torch"
-
-    def refusals(self, arch: Arch | None, problem: GroupNormBackwardProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: GroupNormBackwardProblem) -> int:
         """The forward pass's results, and torch's copies on the way from and to channels-last."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, TrialInputs, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.keys import described
@@ -139,9 +138,6 @@ class TorchBiased(Variant[BiasedProblem, BiasedInputs]):
     """torch's additions in float32, rounded once, then its layer_norm."""
 
     name = "torch"
-
-    def refusals(self, arch: Arch | None, problem: BiasedProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: BiasedProblem) -> int:
         return 2 * problem.rows * problem.channels * 4

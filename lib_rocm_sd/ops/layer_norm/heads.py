@@ -15,7 +15,7 @@ from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
-from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.keys import described, tensor_errors
 from lib_rocm_sd.ops.layer_norm.formula import is_float
 from lib_rocm_sd.ops.lazily import torch
@@ -217,18 +217,10 @@ def make_inputs(p: HeadsProblem, device: torch.device, seed: int) -> HeadsInputs
     return HeadsInputs(*plain, *rotary)
 
 
-def tolerance(problem: HeadsProblem) -> float:
-    """Largest max |out - reference| / max |reference|: a unit in the last place or two."""
-    return {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5}.get(problem.dtype, 1e-12)
-
-
 def test_problems(problem: HeadsProblem) -> tuple[HeadsProblem, ...]:
     """Small ones of the same heads: images of both streams, and a single row."""
     both = replace(problem, batch=2, tokens=19, words=7 if problem.words else 0, heads=3)
     return both, replace(both, batch=1, tokens=1, words=min(both.words, 1), heads=1)
-
-
-test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest
 
 
 def measured_as(problem: HeadsProblem) -> HeadsProblem:
@@ -313,16 +305,10 @@ class BoundHeads(Bound[HeadsParams]):
         return made
 
 
-class KernelHeads(Variant[HeadsProblem, HeadsInputs]):
+class KernelHeads(KernelVariant[HeadsProblem, HeadsInputs]):
     """kernels/rms_norm.hip: rows are read once and written where attention reads them."""
 
-    name = "rocm_sd"
-    ours = True
-    preference = 20
-
-    def refusals(self, arch: Arch | None, problem: HeadsProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: HeadsProblem) -> list[str]:
         p = problem
         return reasons(
             halves_only(p.dtype),
@@ -330,9 +316,6 @@ class KernelHeads(Variant[HeadsProblem, HeadsInputs]):
             (p.rows * p.head_dim >= 1 << 31, f"{p.rows} rows are more than the kernel counts"),
             one_launch(p.grid * THREADS),
         )
-
-    def input_refusals(self, inputs: HeadsInputs) -> list[str]:
-        return gradient_refusals(*inputs)
 
     def specs(self, arch: Arch, problem: HeadsProblem, config: None) -> Sequence[KernelSpec]:
         return (spec(problem.dtype, problem.rotary),)
@@ -362,9 +345,6 @@ class TorchHeads(Variant[HeadsProblem, HeadsInputs]):
 
     name = "torch"
     last_resort = "norm of heads"
-
-    def refusals(self, arch: Arch | None, problem: HeadsProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: HeadsProblem) -> int:
         return 3 * problem.rows * problem.head_dim * 4

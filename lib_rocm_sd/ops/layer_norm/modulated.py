@@ -118,9 +118,6 @@ def test_problems(problem: ModulatedProblem) -> tuple[ModulatedProblem, ...]:
     return tuple(replace(problem, shape=(n, tokens, channels)) for n, tokens in ((2, 19), (1, 1)))
 
 
-test_problems.__test__ = False  # type: ignore[attr-defined]  # not a test for pytest
-
-
 def measured_as(problem: ModulatedProblem) -> ModulatedProblem:
     """The next power of two of tokens."""
     n, tokens, channels = problem.shape
@@ -142,11 +139,10 @@ def _copied(p: ModulatedProblem) -> ModulatedInputs:
 class KernelModulated(KernelNorm[ModulatedProblem, ModulatedInputs]):
     """Scale, shift and gate are read as they lie in what a linear layer made of an embedding."""
 
-    def refusals(self, arch: Arch | None, problem: ModulatedProblem) -> list[str]:
-        found = super().refusals(arch, problem)
-        if arch is None or found:
-            return found
-        return reasons((problem.rows >= 1 << 31, f"{problem.rows} rows are more than it counts"))
+    def kernel_refusals(self, arch: Arch, problem: ModulatedProblem) -> list[str]:
+        return super().kernel_refusals(arch, problem) or reasons(
+            (problem.rows >= 1 << 31, f"{problem.rows} rows are more than it counts")
+        )
 
     def input_refusals(self, inputs: ModulatedInputs) -> list[str]:
         images, apart = inputs.x.shape[0], _image_stride(inputs)
@@ -192,9 +188,6 @@ class TorchModulated(Variant[ModulatedProblem, ModulatedInputs]):
 
     name = "torch"
     last_resort = "modulated norm"
-
-    def refusals(self, arch: Arch | None, problem: ModulatedProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: ModulatedProblem) -> int:
         return 3 * problem.rows * problem.channels * 4

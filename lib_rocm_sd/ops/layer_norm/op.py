@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lib_rocm_sd.ops.base import Op
+from lib_rocm_sd.ops.base import Op, norm_tolerance
 from lib_rocm_sd.ops.keys import key_of
 from lib_rocm_sd.ops.layer_norm import biased, formula, heads, modulated
 from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
@@ -24,7 +24,7 @@ LAYER_NORM: Op[LayerNormProblem, LayerNormInputs] = Op(
     key_of=key_of,
     reference=lambda inputs: formula.reference(*inputs),
     make_inputs=layer_norm_inputs.make_inputs,
-    tolerance=problems.tolerance,
+    tolerance=norm_tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.test_problems,
     cases=(*(problem for _, problem in problems.USUAL), *problems.ODD),
@@ -42,7 +42,7 @@ LAYER_NORM_BIASED: Op[BiasedProblem, BiasedInputs] = Op(
     key_of=key_of,
     reference=biased.reference,
     make_inputs=biased.make_inputs,
-    tolerance=problems.tolerance,
+    tolerance=norm_tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.test_problems,
     cases=(*(problem for _, problem in biased.USUAL), *biased.ODD),
@@ -60,7 +60,7 @@ LAYER_NORM_MODULATED: Op[ModulatedProblem, ModulatedInputs] = Op(
     key_of=key_of,
     reference=modulated.reference,
     make_inputs=modulated.make_inputs,
-    tolerance=problems.tolerance,
+    tolerance=norm_tolerance,
     output_shape=lambda p: p.shape,
     test_problems=modulated.test_problems,
     cases=(*(problem for _, problem in modulated.USUAL), *modulated.ODD),
@@ -78,7 +78,7 @@ RMS_NORM_HEADS: Op[HeadsProblem, HeadsInputs] = Op(
     key_of=key_of,
     reference=heads.reference,
     make_inputs=heads.make_inputs,
-    tolerance=heads.tolerance,
+    tolerance=norm_tolerance,
     output_shape=lambda p: p.shape,
     test_problems=heads.test_problems,
     cases=(*(problem for _, problem in heads.USUAL), *heads.ODD),

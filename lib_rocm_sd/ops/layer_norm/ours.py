@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.bound import Bound, Prepare
 from lib_rocm_sd.ops.dtypes import DTYPES
-from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.layer_norm import kernel
 from lib_rocm_sd.ops.layer_norm.formula import row_stride
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
@@ -109,16 +109,10 @@ class BoundCall(Bound[LayerNormParams]):
 AnyInputs = TypeVar("AnyInputs", bound=Any)
 
 
-class KernelNorm(Variant[AnyProblem, AnyInputs]):
+class KernelNorm(KernelVariant[AnyProblem, AnyInputs]):
     """kernels/layer_norm.hip: x is read once, in one launch with what is added before it."""
 
-    name = "rocm_sd"
-    ours = True
-    preference = 20
-
-    def refusals(self, arch: Arch | None, problem: AnyProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: AnyProblem) -> list[str]:
         p = problem
         found = reasons(
             halves_only(p.dtype),
@@ -144,9 +138,6 @@ class KernelNorm(Variant[AnyProblem, AnyInputs]):
     def template(self, problem: AnyProblem, config: LayerNormConfig, inputs: AnyInputs) -> Any:
         """The argument for readable inputs, but for addresses, and whether they are aligned."""
         return template(problem, config, inputs)
-
-    def input_refusals(self, inputs: AnyInputs) -> list[str]:
-        return gradient_refusals(*inputs)
 
     def configs(self, arch: Arch | None, problem: AnyProblem) -> Sequence[LayerNormConfig]:
         return kernel.configs(arch, problem.channels) if arch else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.ours import Result
@@ -18,9 +17,6 @@ class TorchLayerNorm(Variant[LayerNormProblem, LayerNormInputs]):
     """
 
     name = "torch"
-
-    def refusals(self, arch: Arch | None, problem: LayerNormProblem) -> list[str]:
-        return []
 
     def run(self, call: Call[LayerNormProblem, LayerNormInputs]) -> Result:
         x, gamma, beta, eps, added = call.inputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op
-from lib_rocm_sd.ops.gradients import empty_gradients
+from lib_rocm_sd.ops.gradients import empty_gradients, gradient_tolerance
 from lib_rocm_sd.ops.keys import key_of
 from lib_rocm_sd.ops.layer_norm_backward import formula
 from lib_rocm_sd.ops.layer_norm_backward import inputs as layer_norm_backward_inputs
@@ -22,7 +22,7 @@ LAYER_NORM_BACKWARD: Op[LayerNormBackwardProblem, LayerNormBackwardInputs] = Op(
     key_of=key_of,
     reference=lambda inputs: formula.reference(*inputs),
     make_inputs=layer_norm_backward_inputs.make_inputs,
-    tolerance=problems.tolerance,
+    tolerance=gradient_tolerance,
     output_shape=lambda p: p.shape,
     test_problems=problems.test_problems,
     cases=problems.ODD,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Launch, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES, DTYPES
-from lib_rocm_sd.ops.gradients import NormGradients, gradient_refusals
+from lib_rocm_sd.ops.gradients import NormGradients
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.layer_norm.kernel import AFFINE_KINDS, VECTOR, LayerNormConfig, tiling
 from lib_rocm_sd.ops.layer_norm_backward import gradients, kernel
 from lib_rocm_sd.ops.layer_norm_backward.gradients import NormGradientsParams
@@ -82,18 +83,12 @@ def launch_gradients(
     return gamma, beta
 
 
-class KernelLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackwardInputs]):
+class KernelLayerNormBackward(KernelVariant[LayerNormBackwardProblem, LayerNormBackwardInputs]):
     """kernels/layer_norm_backward.hip: x's gradient in one launch, also of a sum; two more for
     gamma's and beta's.
     """
 
-    name = "rocm_sd"
-    ours = True
-    preference = 20
-
-    def refusals(self, arch: Arch | None, problem: LayerNormBackwardProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: LayerNormBackwardProblem) -> list[str]:
         p = problem
         found = reasons(
             halves_only(p.dtype),
@@ -105,9 +100,6 @@ class KernelLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackwar
         (config,) = kernel.configs(arch, p.channels)
         items = tiling(p.channels, config).grid(p.rows, config) * config.threads
         return reasons(one_launch(items))
-
-    def input_refusals(self, inputs: LayerNormBackwardInputs) -> list[str]:
-        return gradient_refusals(*inputs)
 
     def workspace(self, problem: LayerNormBackwardProblem) -> int:
         """Mean and scale of each row, and parts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.base import Call, Variant
 from lib_rocm_sd.ops.dtypes import DTYPES
 from lib_rocm_sd.ops.gradients import NormGradients
@@ -19,9 +18,6 @@ class TorchLayerNormBackward(Variant[LayerNormBackwardProblem, LayerNormBackward
     """
 
     name = "torch"
-
-    def refusals(self, arch: Arch | None, problem: LayerNormBackwardProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: LayerNormBackwardProblem) -> int:
         """The forward pass's results."""

@@ -10,9 +10,10 @@ from operator import or_
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
-from lib_rocm_sd.ops.base import Call, KernelSpec, Run, Variant, halves_only, one_launch, reasons
+from lib_rocm_sd.ops.base import Call, KernelSpec, Run, halves_only, one_launch, reasons
 from lib_rocm_sd.ops.bound import Bound, Prepare, in_a_row
 from lib_rocm_sd.ops.gradients import gradient_refusals
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.lazily import F, torch
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.inputs import LinearInputs
@@ -141,19 +142,15 @@ _FIRST = 40
 """More than any library's."""
 
 
-class MatrixLinear(Variant[LinearProblem, LinearInputs]):
+class MatrixLinear(KernelVariant[LinearProblem, LinearInputs]):
     """Bias, gate and residual cost no pass of their own, several weights are one launch, nothing is
     searched for, and what runs does not hang on the build of torch. Behind a library's product
     under Auto (torch.py), but for what is one launch here and several there (kernel.is_joint).
     """
 
-    name = "rocm_sd"
-    ours = True
     preference = 10
 
-    def refusals(self, arch: Arch | None, problem: LinearProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: LinearProblem) -> list[str]:
         p = problem
         refusals = reasons(
             halves_only(p.dtype),

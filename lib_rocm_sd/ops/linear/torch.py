@@ -15,7 +15,8 @@ from lib_rocm_sd.ops.base import (
     one_launch,
     reasons,
 )
-from lib_rocm_sd.ops.gradients import gradient_refusals, is_transformed
+from lib_rocm_sd.ops.gradients import is_transformed
+from lib_rocm_sd.ops.kernel_variant import KernelVariant
 from lib_rocm_sd.ops.lazily import F, torch
 from lib_rocm_sd.ops.linear import kernel
 from lib_rocm_sd.ops.linear.formula import computed
@@ -50,7 +51,7 @@ def as_one(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
 MOST_COLUMNS = 1 << 20
 
 
-class LibraryLinear(Variant[LinearProblem, LinearInputs]):
+class LibraryLinear(KernelVariant[LinearProblem, LinearInputs]):
     """F.linear by rocBLAS or hipBLASLt, then linear_gate of kernels/linear.hip.
 
     Before all others: torch's operators launch two kernels after the product, each of which reads
@@ -58,12 +59,9 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
     """
 
     name = "torch + rocm_sd"
-    ours = True
     preference = 30
 
-    def refusals(self, arch: Arch | None, problem: LinearProblem) -> list[str]:
-        if arch is None:
-            return ["no supported GPU"]
+    def kernel_refusals(self, arch: Arch, problem: LinearProblem) -> list[str]:
         p = problem
         return reasons(
             halves_only(p.dtype),
@@ -72,9 +70,6 @@ class LibraryLinear(Variant[LinearProblem, LinearInputs]):
             (p.all_columns > MOST_COLUMNS, f"{p.all_columns} columns"),
             one_launch(kernel.pass_grid(p.rows, p.all_columns) * kernel.SUM_THREADS),
         )
-
-    def input_refusals(self, inputs: LinearInputs) -> list[str]:
-        return gradient_refusals(*inputs)
 
     def workspace(self, problem: LinearProblem) -> int:
         """The product."""
@@ -143,9 +138,6 @@ class TorchLinear(Variant[LinearProblem, LinearInputs]):
 
     name = "torch"
     preference = 20
-
-    def refusals(self, arch: Arch | None, problem: LinearProblem) -> list[str]:
-        return []
 
     def workspace(self, problem: LinearProblem) -> int:
         """What is made before the output."""

@@ -15,7 +15,6 @@ from lib_rocm_sd.engine.selftest import relative_error
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.ops.base import Call
 from lib_rocm_sd.ops.layer_norm import kernel
-from lib_rocm_sd.ops.layer_norm import problem as problems
 from lib_rocm_sd.ops.layer_norm.formula import row_stride
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
@@ -303,7 +302,7 @@ def test_test_problems_are_of_the_class() -> None:
             assert test.channels == problem.channels
             config = kernel.CONFIGS[0]
             assert spec_of(test, config) == spec_of(problem, config)
-    assert problems.tolerance(USUAL_PROBLEM) < 0.01
+    assert LAYER_NORM.tolerance(USUAL_PROBLEM) < 0.01
 
 
 @executed.known(by="clang")
