@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib_rocm_sd.hosts.ui import status as page
 from lib_rocm_sd.hosts.ui.options import (
@@ -80,9 +80,8 @@ TOOLTIPS = {
 }
 
 
-@dataclass(frozen=True)
-class Controls:
-    """The gradio components of one accordion."""
+class Controls(NamedTuple):
+    """The gradio components whose values a script is called with, in the order of Options."""
 
     enable: Any
     level: Any
@@ -92,14 +91,6 @@ class Controls:
     several: Any
     cards: Any
     upscaler: Any
-
-    @property
-    def arguments(self) -> list[Any]:
-        """The components whose values a script is called with, in the order of Options."""
-        return [
-            *(self.enable, self.level, self.vae, self.budget, self.unet),
-            *(self.several, self.cards, self.upscaler),
-        ]
 
 
 def explanation_html(level: str) -> str:
@@ -111,16 +102,16 @@ def _controls(elem_id: Callable[[str], str]) -> tuple[Controls, Any]:
     """What people choose by, and the line that explains the level."""
     import gradio as gr
 
+    def choice(name: str, choices: Iterable[str], label: str) -> Any:
+        default = getattr(DEFAULTS, name)
+        return gr.Radio(list(choices), value=default, label=label, elem_id=elem_id(name))
+
     enable = gr.Checkbox(DEFAULTS.enable, label="Enable", elem_id=elem_id("enable"))
-    level = gr.Radio(
-        list(LEVELS), value=DEFAULTS.level, label=LEVEL_LABEL, elem_id=elem_id("level")
-    )
+    level = choice("level", LEVELS, LEVEL_LABEL)
     explanation = gr.HTML(explanation_html(DEFAULTS.level), elem_id=elem_id("explanation"))
     with gr.Row():
-        unet = gr.Radio(
-            list(UNET_MODES), value=DEFAULTS.unet, label=UNET_LABEL, elem_id=elem_id("unet")
-        )
-        vae = gr.Radio(list(VAE_MODES), value=DEFAULTS.vae, label=VAE_LABEL, elem_id=elem_id("vae"))
+        unet = choice("unet", UNET_MODES, UNET_LABEL)
+        vae = choice("vae", VAE_MODES, VAE_LABEL)
         budget = gr.Number(
             DEFAULTS.budget_mib,
             label=BUDGET_LABEL,
@@ -129,26 +120,13 @@ def _controls(elem_id: Callable[[str], str]) -> tuple[Controls, Any]:
             elem_id=elem_id("vae_budget"),
         )
     with gr.Row():
-        upscaler = gr.Radio(
-            list(UPSCALER_MODES),
-            value=DEFAULTS.upscaler,
-            label=UPSCALER_LABEL,
-            elem_id=elem_id("upscaler"),
-        )
-        several = gr.Radio(
-            list(SEVERAL_MODES),
-            value=DEFAULTS.several,
-            label=SEVERAL_LABEL,
-            elem_id=elem_id("several"),
-        )
+        upscaler = choice("upscaler", UPSCALER_MODES, UPSCALER_LABEL)
+        several = choice("several", SEVERAL_MODES, SEVERAL_LABEL)
         cards = gr.Textbox(
-            DEFAULTS.cards,
-            label=CARDS_LABEL,
-            max_lines=1,
-            elem_id=elem_id("several_cards"),
+            DEFAULTS.cards, label=CARDS_LABEL, max_lines=1, elem_id=elem_id("several_cards")
         )
     controls = Controls(enable, level, vae, budget, unet, several, cards, upscaler)
-    for component, name in zip(controls.arguments, TOOLTIPS, strict=True):
+    for component, name in zip(controls, TOOLTIPS, strict=True):
         component.webui_tooltip = TOOLTIPS[name]  # where the WebUI's constructors keep `tooltip`
     return controls, explanation
 
@@ -192,7 +170,7 @@ def build(elem_id: Callable[[str], str], look: Look, check: Check) -> Controls:
         return label, explanation_html(options.level), page.html(status), button
 
     result = {"outputs": [frame, explanation, line, checks], "queue": False}
-    for trigger in (again.click, *(control.change for control in controls.arguments)):
-        trigger(fn=refreshed, inputs=controls.arguments, show_progress="hidden", **result)
-    checks.click(fn=checked, inputs=controls.arguments, **result)
+    for trigger in (again.click, *(control.change for control in controls)):
+        trigger(fn=refreshed, inputs=list(controls), show_progress="hidden", **result)
+    checks.click(fn=checked, inputs=list(controls), **result)
     return controls

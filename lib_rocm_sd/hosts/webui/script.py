@@ -56,7 +56,7 @@ class RocmSdScript:
         elem_id: Any = getattr(self, "elem_id", lambda name: f"rocm_sd_{name}")
         controls = accordion.build(elem_id, status.look, trials.check)
         for control in (controls.enable, controls.several, controls.cards):
-            control.change(_prepare, controls.arguments, queue=False, show_progress="hidden")
+            control.change(_prepare, list(controls), queue=False, show_progress="hidden")
         self.infotext_fields = [
             (controls.enable, options.enable_from),
             (controls.level, options.level_from),
@@ -67,7 +67,7 @@ class RocmSdScript:
         ]
         keys = (options.INFOTEXT_KEY, options.UNET_KEY, options.VAE_KEY, options.UPSCALER_KEY)
         self.paste_field_names = list(keys)
-        return controls.arguments
+        return list(controls)
 
     def setup(self, p: Any, *args: Any) -> None:
         upscaler.set_up(_asked(p, args))
