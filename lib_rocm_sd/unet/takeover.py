@@ -127,6 +127,7 @@ class UnetTakeover:
 
     def step_begins(self) -> None:
         """The UNet is about to be called, with a new time embedding."""
+        self._weights.step_begins()
         self._embeddings.step_begins()
         self._prompts.step_begins()
         self._regions.forget()

@@ -144,7 +144,7 @@ class UnetWeights:
         self._made: dict[tuple[nn.Module, bool], LiveWeights] = {}
         self._asked: set[tuple[nn.Module, bool]] = set()
         self._merged: WeakSet[Merged] = WeakSet()
-        self._met: set[int] = set()
+        self._met: set[int] | None = set()  # None: a step has begun
         self._merged_s, self._steps = 0.0, 0
 
     def of(
@@ -183,12 +183,13 @@ class UnetWeights:
         if not layers:
             return ""
         first = id(layers[0])
-        if first in self._met and not is_recording(hosts_weight(layers[0]).device):
-            self._met.clear()  # in another step
+        begins = self._met is None or first in self._met
+        if begins and not is_recording(hosts_weight(layers[0]).device):
+            self._met = set()  # in another step
             self._steps += 1
             if now_s - before_s > PAUSE_S or not self._steps % LOOK_STEPS:
                 look(list(self._merged))
-        if of_block:
+        if of_block and self._met is not None:
             self._met.add(first)
         stale = stale_among(layers)
         if not stale:
@@ -213,6 +214,10 @@ class UnetWeights:
             for each in stale:
                 each.drop()
         return why
+
+    def step_begins(self) -> None:
+        """Have whoever asks first renew what a step renews once."""
+        self._asked, self._met = set(self._made), None
 
     def lay(self, convs: Iterable[nn.Conv2d]) -> None:
         """Lay these 3x3 convolutions anew where that was not done.

@@ -314,6 +314,22 @@ def test_regions_of_images_are_ours_and_recorded(unet: Any, desk: Desk) -> None:
     assert torch.equal(models.step(unet, given), theirs)
 
 
+def test_a_region_is_weighed_anew_for_a_block_that_counted_no_image_before(unet: Any) -> None:
+    """The first and the last blocks count the image in one step each, and the mask is written to
+    between these, which torch does not count.
+    """
+    load_adapters(unet)
+    masks = regions(1)
+    given = with_images(1, cross_attention_kwargs={REGIONS: masks})
+    with host.patched(Pipeline(unet), unet=True):
+        set_scale(unet, {"down": 1.0, "mid": 0.0, "up": 0.0})
+        models.step(unet, given)
+        masks[0].data.copy_(1 - masks[0])
+        set_scale(unet, {"down": 0.0, "mid": 0.0, "up": 1.0})
+        ours = models.step(unet, given)
+    assert models.errors(ours, models.step(unet, given))[1] < 0.02
+
+
 def test_a_route_has_as_many_keys_with_regions_and_without(
     images_unet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

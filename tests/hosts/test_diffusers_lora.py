@@ -258,6 +258,38 @@ def test_a_change_counts_in_the_next_call(
 
 
 @torch.no_grad()
+def test_a_block_that_computed_no_step_before_reads_what_was_written_since(
+    inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the call of the model tells that it is in another step: each block is the host's
+    in one of two steps, and the weights, a bias and an adapter are written to unseen between them.
+    """
+    monkeypatch.setattr(weights, "PAUSE_S", 0.0)
+    unet = adapted(target_modules=["to_q", "conv1"])
+    last = [m for m in unet.modules() if type(m).__name__ == "BasicTransformerBlock"][-1]
+    blocks = [m for m in unet.modules() if hasattr(m, "attn2") or hasattr(m, "time_emb_proj")]
+    resnet = unet.up_blocks[-1].resnets[-1]
+
+    def late(are_ours: bool) -> None:
+        for each in blocks:
+            each.training = (each in (last, resnet)) is not are_ours
+
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        models.step(unet, inputs)
+        for are_ours in (False, True):
+            late(are_ours)
+            ours = models.step(unet, inputs)
+            if not are_ours:
+                last.attn2.to_v.weight.data.mul_(-9)
+                resnet.conv2.bias.data.add_(3)
+                for up in (last.attn1.to_q.lora_B, resnet.conv1.lora_B):
+                    up["one"].weight.data.mul_(-4)
+        assert not any(row.left for row in patch.unet.rows())
+    theirs = models.step(unet, inputs)
+    assert models.errors(ours, theirs)[1] < 0.02
+
+
+@torch.no_grad()
 def test_values_are_looked_at_after_a_pause_and_now_and_then(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

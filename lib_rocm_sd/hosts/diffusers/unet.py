@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
-from lib_rocm_sd.engine.engine import engine
+from lib_rocm_sd.engine.engine import engine, is_compiling
 from lib_rocm_sd.engine.session import DEFAULT, Session
+from lib_rocm_sd.hosts.timed import Hook as Hooked
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.merged import hosts_weight
@@ -69,7 +72,14 @@ def patched_unet(
     if left:
         told = ", ".join(f"{count} x {kind} ({why})" for kind, why, count in left)
         session.report.event(f"diffusers: blocks of the {part} left alone: {told}")
+    begins = unet.register_forward_pre_hook(Hooked(partial(_step_begins, taken)))
     try:
         yield UnetPatch(taken)
     finally:
+        begins.remove()
         taken.give_back()
+
+
+def _step_begins(taken: UnetTakeover, *_: Any) -> None:
+    if not is_compiling():
+        taken.step_begins()
