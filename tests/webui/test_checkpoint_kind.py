@@ -78,3 +78,20 @@ def test_the_loaded_model_tells_and_what_cannot_be_read_is_not_known(
 
 def test_a_time_to_come_is_told_roughly() -> None:
     assert [console.rounded(seconds) for seconds in (0.2, 27.0, 61.0)] == ["5 s", "30 s", "2 min"]
+
+
+@pytest.mark.parametrize(
+    ("op_name", "part"),
+    [
+        ("attention", "attention"),
+        ("conv 3x3", "vae"),
+        *((name, "unet SDXL") for name in ("linear", "layer norm", "layer norm biased")),
+        *((name, "unet SDXL") for name in ("layer norm modulated", "rms norm of heads")),
+    ],
+)
+def test_an_op_waits_for_the_part_whose_kernels_it_launches(
+    op_name: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_webui(monkeypatch, sd_model=SimpleNamespace(is_sdxl=True))
+    monkeypatch.setattr(background, "refusal", "for {}".format)
+    assert background.pending(op_name) == f"for {part}"

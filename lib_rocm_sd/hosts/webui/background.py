@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
+from lib_rocm_sd.catalog import dit, unet, vae
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
@@ -22,7 +23,6 @@ from lib_rocm_sd.shipped import (
 )
 from lib_rocm_sd.trials import stamp, zluda
 
-_UNET_OPS = ("linear", "layer norm", "layer norm modulated", "rms norm of heads")
 BEING_TRIED = "being tried"
 
 _later: list[str] = []
@@ -115,6 +115,13 @@ def pending(op_name: str) -> str:
     parts: tuple[str, ...] = (VAE_PART,)
     if op_name == "attention":
         parts = (ATTENTION_PART,)
-    elif op_name in _UNET_OPS:
+    elif op_name in _unet_ops():
         parts = unet_parts()
     return next(filter(None, map(refusal, parts)), "")
+
+
+@cache
+def _unet_ops() -> frozenset[str]:
+    """Names of what UNets and transformers ask and a VAE does not."""
+    of_vae = {op.name for op, _ in vae.work()}
+    return frozenset(op.name for op, _ in (*unet.work(), *dit.work())) - of_vae
