@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lib_rocm_sd.catalog import dit
 from lib_rocm_sd.catalog.unet import BATCH, TOKENS
 from lib_rocm_sd.lab.models import CONFIGS, fill
 
@@ -333,24 +334,25 @@ _SMALL_KANDINSKY: Config = {
     "cross_attention_dim": 32,
     "encoder_hid_dim": 32,
 }
-_SD3: Config = {
-    "sample_size": 128,
-    "in_channels": 16,
-    "out_channels": 16,
-    "num_layers": 24,
-    "attention_head_dim": 64,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "caption_projection_dim": 1536,
-    "pooled_projection_dim": 2048,
-    "pos_embed_max_size": 192,
-}
-_SD35: Config = {
-    **_SD3,
-    "pos_embed_max_size": 384,
-    "dual_attention_layers": tuple(range(13)),
-    "qk_norm": "rms_norm",
-}
+
+
+def _sd3(widths: dit.Transformer, positions: int) -> Config:
+    return {
+        "sample_size": 128,
+        "in_channels": 16,
+        "out_channels": 16,
+        "num_layers": widths.blocks,
+        "attention_head_dim": widths.channels // widths.heads,
+        "num_attention_heads": widths.heads,
+        "joint_attention_dim": 4096,
+        "caption_projection_dim": widths.channels,
+        "pooled_projection_dim": 2048,
+        "pos_embed_max_size": positions,
+        "dual_attention_layers": tuple(range(widths.alone)),
+        "qk_norm": "rms_norm" if widths.normed else None,
+    }
+
+
 _SMALL_SD3: Config = {
     "sample_size": 8,
     "num_layers": 2,
@@ -404,8 +406,9 @@ SDXL = Model(UNET, CONFIGS["SDXL"], _SMALL_XL, _asked_unet, (128, 128))
 _UPSCALER_SMALL: Config = {**_SMALL, "only_cross_attention": (True, False)}
 UPSCALER = Model(UNET, _UPSCALER, _UPSCALER_SMALL, _asked_unet, (128, 128))
 KANDINSKY = Model(UNET, _KANDINSKY, _SMALL_KANDINSKY, _asked_unet)
+_SD3 = _sd3(dit.SD3, 192)
 SD3 = Model("SD3Transformer2DModel", _SD3, _SMALL_SD3, _asked_sd3, (128, 128), part="transformer")
-SD35 = replace(SD3, config=_SD35, small={**_SMALL_SD3, "dual_attention_layers": (0,)})
+SD35 = replace(SD3, config=_sd3(dit.SD35, 384), small={**_SMALL_SD3, "dual_attention_layers": (0,)})
 FLUX = Model(
     "FluxTransformer2DModel", _FLUX, _SMALL_FLUX, _asked_flux, (128, 128), part="transformer"
 )
