@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -75,8 +75,8 @@ class Merged(nn.Module):
         last bit.
         """
         self._parameters["bias"] = self.read_in[0].get("bias")
-        scales = _scales_of((self,))
-        if self.facts != _facts_of((self,)) or _rounded(self.scales) != _rounded(scales):
+        scales = self._scales_now()
+        if self.facts != self._facts_now() or _rounded(self.scales) != _rounded(scales):
             return True
         self.scales = scales
         return False
@@ -84,7 +84,7 @@ class Merged(nn.Module):
     def obstacle(self) -> str:
         """Why the copy cannot be made of the factors as they are now."""
         weight, *factors = self._tensors()
-        if any(each is None for each in (weight, *factors, *_scales_of((self,)))):
+        if any(each is None for each in (weight, *factors, *self._scales_now())):
             return "an adapter was taken away"
         if any(version_of(each) is None for each in (weight, *factors)):
             return "weights of an adapter or its layer were made in inference mode"
@@ -95,7 +95,7 @@ class Merged(nn.Module):
     def renew(self) -> None:
         """Make the copy of the factors as they are now."""
         weight: Any = self.base()._parameters["weight"]
-        facts, scales = _facts_of((self,)), _scales_of((self,))
+        facts, scales = self._facts_now(), self._scales_now()
         with torch.inference_mode(False), torch.no_grad():
             values = _merged(weight.detach(), self.adapters).to(weight.dtype).view(weight.shape)
             if self._copy is not None and self._fits(weight):
@@ -125,6 +125,16 @@ class Merged(nn.Module):
     def _tensors(self) -> list[Any]:
         return [each.get("weight") for each in self.read_in]
 
+    def _facts_now(self) -> list[Any]:
+        """Identity, version, address and dtype of each weight that is read."""
+        return [
+            each is not None and (id(each), version_of(each), each.data_ptr(), each.dtype)
+            for each in self._tensors()
+        ]
+
+    def _scales_now(self) -> list[Any]:
+        return [each.scales.get(each.name) for each in self.adapters]
+
 
 class MergedLinear(Merged, nn.Linear):
     def __init__(self, base: nn.Linear, adapters: Sequence[Adapter]) -> None:
@@ -146,8 +156,7 @@ def look(layers: Sequence[Merged]) -> None:
     """Have copies made anew whose adapters have other values, also where torch does not count the
     write: PEFT's hot swap writes through `.data`. Waits for the device once.
     """
-    stale = {*stale_among(layers)}
-    copied = [each for each in layers if each not in stale]
+    copied = [each for each in layers if not each.is_stale()]
     now = [factor.detach() for each in copied for factor in each._tensors()[1:]]
     if not now:
         return
@@ -161,44 +170,46 @@ def look(layers: Sequence[Merged]) -> None:
         norms = norms[count:]
 
 
-_read_in, _facts, _scales = map(attrgetter, ("read_in", "facts", "scales"))
-_version, _address, _dtype = attrgetter("_version"), torch.Tensor.data_ptr, attrgetter("dtype")
+_version, _address = attrgetter("_version"), torch.Tensor.data_ptr
+_facts, _dtype = attrgetter("facts"), attrgetter("dtype")
 
 
-def stale_among(layers: Sequence[Merged]) -> list[Merged]:
-    """Those that are stale. No line of Python runs for each factor, since this is asked before each
-    call of each block.
+class MergedLayers:
+    """Those among `leaves` that are merged: which of them are stale is asked before each call of
+    each block. So no line of Python runs for each factor while nothing has changed.
     """
-    same = (
-        _facts_of(layers) == list(chain.from_iterable(map(_facts, layers)))
-        and _scales_of(layers) == list(chain.from_iterable(map(_scales, layers)))
-        and all(each.read_in[0].get("bias") is each._parameters.get("bias") for each in layers)
-    )
-    return [] if same else [each for each in layers if each.is_stale()]
 
+    def __init__(self, leaves: Iterable[nn.Module]) -> None:
+        self.layers = tuple(leaf for leaf in leaves if isinstance(leaf, Merged))
+        self._read_in = [own for layer in self.layers for own in layer.read_in]
+        self._of_bases = [layer.read_in[0] for layer in self.layers]
+        adapters = [adapter for layer in self.layers for adapter in layer.adapters]
+        self._scales, self._names = [each.scales for each in adapters], [a.name for a in adapters]
+        self._seen: Any = None
 
-def _facts_of(layers: Iterable[Merged]) -> list[Any]:
-    """Identity, version, address and dtype of each weight that is read."""
-    read_in = chain.from_iterable(map(_read_in, layers))
-    own = list(map(dict.get, read_in, repeat("weight")))
-    each_of: Any = (id, _version, _address, _dtype)
-    try:
-        return list(zip(*(map(of, own) for of in each_of), strict=True))
-    except (AttributeError, RuntimeError):  # one is gone, or counts no changes
-        each_of = (id, version_of, _address, _dtype)
-        return [each is not None and tuple(of(each) for of in each_of) for each in own]
+    def stale(self) -> list[Merged]:
+        now = self._now()
+        if now is not None and now == self._seen:
+            return []
+        found = [each for each in self.layers if each.is_stale()]
+        self._seen = None if found else now
+        return found
 
-
-def _scales_of(layers: Iterable[Merged]) -> list[Any]:
-    return [each.scales.get(each.name) for layer in layers for each in layer.adapters]
+    def _now(self) -> Any:
+        """What was looked at in `is_stale`; None where a tensor is gone or counts no changes."""
+        own: Any = list(map(dict.get, self._read_in, repeat("weight")))
+        biases = map(dict.get, self._of_bases, repeat("bias"))
+        each_of: Any = (id, _version, _address, _dtype)
+        try:
+            seen = [list(map(of, own)) for of in each_of]
+            scales = list(map(getitem, self._scales, self._names))
+        except (AttributeError, LookupError, RuntimeError, TypeError):
+            return None
+        return list(map(_facts, self.layers)), seen, list(map(id, biases)), scales
 
 
 def _rounded(scales: Sequence[Any]) -> list[Any]:
     return [scale and f"{scale:.6g}" for scale in scales]
-
-
-def merged_among(leaves: Iterable[nn.Module]) -> tuple[Merged, ...]:
-    return tuple(leaf for leaf in leaves if isinstance(leaf, Merged))
 
 
 def hosts_weight(leaf: nn.Module) -> Any:

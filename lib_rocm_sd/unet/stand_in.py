@@ -22,7 +22,7 @@ from lib_rocm_sd.unet import divided
 from lib_rocm_sd.unet.blocks import Inner, Means, ours_of, planned
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import Kind, Reading
-from lib_rocm_sd.unet.merged import hosts_weight, merged_among
+from lib_rocm_sd.unet.merged import MergedLayers, hosts_weight
 from lib_rocm_sd.unet.parts import (
     Block,
     ImageAttentionCall,
@@ -102,7 +102,7 @@ class BlockStandIn(StandIn):
         made = self.kind.read(self.module, hook.hosts_own, hook.tells)
         self._means.weights.leave(set(self._leaves) - set(made.leaves))
         self._leaves = made.leaves
-        self._merged = merged_among(made.leaves)
+        self._merged = MergedLayers(made.leaves)
         convs = (leaf for leaf in made.leaves if isinstance(leaf, nn.Conv2d))
         self._convs = [conv for conv in convs if conv.kernel_size != (1, 1)]
         return made

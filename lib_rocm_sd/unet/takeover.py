@@ -11,6 +11,7 @@ from weakref import ref
 import torch
 from torch import nn
 
+from lib_rocm_sd.calls import MOST_FACTS
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.graphs.programs import Graphs
 from lib_rocm_sd.modules.patches import named
@@ -18,7 +19,7 @@ from lib_rocm_sd.modules.stand_in import StandIn, brief
 from lib_rocm_sd.unet.blocks import Inner, Means
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
-from lib_rocm_sd.unet.merged import merged_among
+from lib_rocm_sd.unet.merged import MergedLayers
 from lib_rocm_sd.unet.parts import Block, ImageAttention, Resnet
 from lib_rocm_sd.unet.shared import Embeddings, Prompts, Regions
 from lib_rocm_sd.unet.spot import STEPS, SpotCheck
@@ -67,6 +68,7 @@ class UnetTakeover:
         )
         self._stand_ins: dict[nn.Module, BlockStandIn] = {}
         self._elsewhere: dict[nn.Module, str] = {}
+        self._merged: dict[tuple[nn.Module, ...], MergedLayers] = {}
         self._is_on = False
 
     def take_over(self, anew: bool = True) -> None:
@@ -88,6 +90,7 @@ class UnetTakeover:
 
     def _share(self) -> None:
         """Tell what the blocks share whose layers it is made for, as they were read last."""
+        self._merged = {}
         ours = [each.parts for each in self._stand_ins.values() if each.is_put_in]
         timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
         self._embeddings.timed = tuple(each for each in timed if each is not None)
@@ -112,7 +115,12 @@ class UnetTakeover:
             stand_in.put_in()
 
     def _ready(self, layers: Sequence[nn.Module]) -> str:
-        merged = merged_among(layers)
+        key = tuple(layers)
+        merged = self._merged.get(key)
+        if merged is None:
+            if len(self._merged) >= MOST_FACTS:
+                self._merged.clear()
+            merged = self._merged[key] = MergedLayers(key)
         return self._hook.ready(layers) or self._weights.merge(merged, self._session, False)
 
     def _inner(self, module: nn.Module, x: torch.Tensor, given: Mapping[str, Any]) -> Inner | None:
@@ -182,6 +190,7 @@ class UnetTakeover:
             stand_in.forget()
         self._stand_ins.clear()
         self._elsewhere.clear()
+        self._merged = {}
         self.spot.begin(())
         self._embeddings.forget()
         self._prompts.forget()

@@ -36,7 +36,7 @@ from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from lib_rocm_sd.ops.conv.weights import ConvWeights
 from lib_rocm_sd.ops.linear.torch import as_one
 from lib_rocm_sd.policy import AUTO, MEMORY
-from lib_rocm_sd.unet.merged import Merged, hosts_weight, look, stale_among
+from lib_rocm_sd.unet.merged import Merged, MergedLayers, hosts_weight, look
 
 _Fact = tuple[Any, ...]
 _COPIES = "copies of the weights with their adapters"
@@ -171,7 +171,7 @@ class UnetWeights:
         self._asked.add(key)
         return known
 
-    def merge(self, layers: Sequence[Merged], session: Session, of_block: bool = True) -> str:
+    def merge(self, merged: MergedLayers, session: Session, of_block: bool = True) -> str:
         """Make the copies of these that are not what their adapters make now; or why that must not
         be. `of_block`: a block is called with them. One that is called again is in another step;
         the values of all adapters are looked at then if the host had time to write some, and in
@@ -180,6 +180,7 @@ class UnetWeights:
         """
         now_s, before_s = perf_counter(), self._merged_s
         self._merged_s = now_s
+        layers = merged.layers
         if not layers:
             return ""
         first = id(layers[0])
@@ -191,7 +192,7 @@ class UnetWeights:
                 look(list(self._merged))
         if of_block and self._met is not None:
             self._met.add(first)
-        stale = stale_among(layers)
+        stale = merged.stale()
         if not stale:
             return ""
         device = stale[0].base()._parameters["weight"].device  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet import weights
-from lib_rocm_sd.unet.merged import Merged, stale_among
+from lib_rocm_sd.unet.merged import Merged, MergedLayers
 from tests.calls import calls_of
 from tests.graph_tape import recording_cpu
 from tests.unet import unet_models as models
@@ -333,20 +333,21 @@ def test_what_a_step_looks_at_of_adapters_is_a_fifth_of_it(
 def test_only_layers_that_changed_are_made_anew_and_another_bias_is_read() -> None:
     layers = injected(BF16, {"rank": 4})
     leaves = [read(layers, name)[0] for name in ("linear", "small", "large")]
-    assert stale_among(leaves) == leaves
+    merged = MergedLayers([*leaves, layers])
+    assert merged.stale() == leaves
     for leaf in leaves:
         leaf.renew()
-    assert stale_among(leaves) == []
+    assert merged.stale() == []
     linear, small, large = (getattr(layers, name) for name in ("linear", "small", "large"))
     linear.base_layer.bias = nn.Parameter(linear.base_layer.bias + 1, False)
-    assert stale_among(leaves) == [] and leaves[0].bias is linear.base_layer.bias
+    assert merged.stale() == [] and leaves[0].bias is linear.base_layer.bias
     small.scaling["0"] *= 1 + 2**-40
-    assert stale_among(leaves) == []
+    assert merged.stale() == []
     small.scaling["0"] *= 2
     large.lora_A["0"].weight.add_(1)
-    assert stale_among(leaves) == leaves[1:]
+    assert merged.stale() == leaves[1:]
     linear.lora_B["0"].weight = None
-    assert stale_among(leaves) == leaves
+    assert merged.stale() == leaves
     assert leaves[0].obstacle() == "an adapter was taken away"
 
 
