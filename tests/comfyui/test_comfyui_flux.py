@@ -1,4 +1,4 @@
-"""Blocks of Flux, Chroma and Qwen-Image: ours in one clone's calls, else ComfyUI's to the bit."""
+"""Transformers' blocks other than SD 3's: ours in one clone's calls, else ComfyUI's to the bit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ import torch
 
 from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.hosts.comfyui.model import optimized
+from lib_rocm_sd.hosts.read.unet import transformer_kind
 from lib_rocm_sd.modules import compared
+from lib_rocm_sd.modules.stand_in import UnknownModuleError
 from tests.comfyui.unet_steps import counts, forwards, model_of, near, step
 
 ALL = {"joint transformer block": 2, "single transformer block": 3}
-QWENS = {"joint transformer block": 3}
+COUNTS = {
+    "Qwen-Image": {"joint transformer block": 3},
+    "PixArt": {"transformer block": 3},
+    "Wan": {"transformer block": 3},
+}
 CLASSES = {
     "Flux": "comfy.ldm.flux.model.Flux",
     "Chroma": "comfy.ldm.chroma.model.Chroma",
     "Qwen-Image": "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
+    "PixArt": "comfy.ldm.pixart.pixartms.PixArtMS",
+    "Wan": "comfy.ldm.wan.model.WanModel",
 }
 
 
@@ -38,7 +46,7 @@ def left() -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("name", "config"),
-    [("Flux", {}), ("Flux", {"flipped": True}), ("Chroma", {}), ("Qwen-Image", {})],
+    [("Flux", {}), ("Flux", {"flipped": True}), *((name, {}) for name in ("Chroma", *COUNTS))],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -50,7 +58,7 @@ def test_all_blocks_are_ours_in_the_clone_alone(
     clone = optimized(model, "Auto", attention=True, unet=True)
     for _ in range(2):
         assert near(step(clone), theirs)
-        assert counts() == (QWENS if name == "Qwen-Image" else ALL)
+        assert counts() == COUNTS.get(name, ALL)
         assert tally.ours.pop("UNet") == 1
         assert torch.equal(step(model), theirs) and not forwards(model)
     assert not tally.left
@@ -88,6 +96,26 @@ def test_what_differs_is_comfyuis_and_is_said(comfy: Any, blocks: None) -> None:
         "txt_mlp.1.approximate is none": 1,
         "norm.key_norm has forward hooks": 1,
     }
+
+
+def test_what_a_block_is_given_beside_is_comfyuis_and_is_said(comfy: Any, blocks: None) -> None:
+    """Lengths of PixArt's prompts are for its attention, and a time embedding of each token."""
+    for name, given, why in (
+        ("PixArt", {"mask": [7]}, "its prompts have lengths"),
+        ("Wan", {"e": torch.zeros(1, 64, 6, 48)}, "its tokens have time embeddings of their own"),
+    ):
+        module, _, _ = CLASSES[name].rpartition(".")
+        block = transformer_of(comfy, name).model.diffusion_model.blocks[0]
+        kind = transformer_kind(block)
+        assert kind is not None and module == type(block).__module__
+        x = torch.zeros(1, 64, 48, dtype=torch.bfloat16)
+        call = (
+            {"y": x, "t": x[:, :6].flatten(1)}
+            if name == "PixArt"
+            else {"freqs": None, "context": x}
+        )
+        with pytest.raises(UnknownModuleError, match=why):
+            kind.bind(block, x, **{**call, **given})
 
 
 def test_a_mask_is_comfyuis(comfy: Any, blocks: None) -> None:

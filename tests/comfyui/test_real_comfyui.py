@@ -48,6 +48,17 @@ OWN = {
         ),
         "comfy/ldm/qwen_image/model.py::QwenImageTransformer2DModel.__init__",
         *(f"comfy/ldm/chroma/model.py::Chroma.{name}" for name in ("__init__", "forward")),
+        *(
+            f"comfy/ldm/pixart/{name}.__init__"
+            for name in (
+                *("blocks.py::MultiHeadCrossAttention", "blocks.py::AttentionKVCompress"),
+                *("pixartms.py::PixArtMSBlock", "pixartms.py::PixArtMS"),
+            )
+        ),
+        *(
+            f"comfy/ldm/wan/model.py::Wan{name}.__init__"
+            for name in ("SelfAttention", "AttentionBlock", "Model")
+        ),
     ),
     "of a newer ComfyUI": (
         "comfy/ldm/modules/attention.py::ComfyAttention",

@@ -46,8 +46,10 @@ CLASSES = {
     ("comfy.ldm.flux.model", "Flux"),
     ("comfy.ldm.chroma.model", "Chroma"),
     ("comfy.ldm.qwen_image.model", "QwenImageTransformer2DModel"),
+    ("comfy.ldm.pixart.pixartms", "PixArtMS"),
+    ("comfy.ldm.wan.model", "WanModel"),
 }
-"""The last four are the transformers of SD 3, Flux, Chroma and Qwen-Image."""
+"""All but the first are transformers: of SD 3, Flux, Chroma, Qwen-Image, PixArt and Wan."""
 CHANGES = ("patches", "patches_replace")
 """Options by which nodes change what a call computes."""
 COMPILED = "torch.compile"

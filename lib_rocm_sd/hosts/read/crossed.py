@@ -1,7 +1,9 @@
-"""PixArt's and Wan's blocks in diffusers: their parts, and what a call asks for.
+"""PixArt's and Wan's blocks in diffusers and ComfyUI: their parts, and what a call asks for.
 
 Read in diffusers 0.42.1: models/attention.py, BasicTransformerBlock;
-models/transformers/pixart_transformer_2d.py; models/transformers/transformer_wan.py.
+models/transformers/pixart_transformer_2d.py; models/transformers/transformer_wan.py. In
+Comfy-Org/ComfyUI a125cd84 (0.3.64): comfy/ldm/pixart/pixartms.py, blocks.py;
+comfy/ldm/wan/model.py.
 """
 
 from __future__ import annotations
@@ -13,16 +15,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.dit.parts import ATTENTION, FEED_FORWARD, Crossed, Heads, Stream, TokensCall
-from lib_rocm_sd.hosts.read.dit import feed_forward_of, heads_of, tokens_call
+from lib_rocm_sd.dit.parts import (
+    ATTENTION,
+    FEED_FORWARD,
+    Crossed,
+    FeedForward,
+    Heads,
+    Stream,
+    TokensCall,
+)
+from lib_rocm_sd.hosts.read.dit import (
+    comfys_feed_forward,
+    feed_forward_of,
+    heads_of,
+    tokens_call,
+    wide_norms,
+)
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.flux import plain_processor
+from lib_rocm_sd.hosts.read.qwen import comfys_rotary_of
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 
 NORM_TYPE = "ada_norm_single"
 """What tells PixArt's blocks from those of a UNet, which have the same class."""
 _TABLE = "scale_shift_table"
+_COMFYS_TABLE = "modulation"
+_NORMS = ("norm_q", "norm_k")
+_OWN_TIMES = "its tokens have time embeddings of their own"
 _DIFFUSERS = Diffusers()
 
 
@@ -96,7 +116,7 @@ def wan_call(
     """A time embedding of each token, as Wan 2.2's 5B has it, is not for us."""
     x = hidden_states
     if temb.ndim != 3:
-        raise UnknownModuleError(("its tokens have time embeddings of their own",))
+        raise UnknownModuleError((_OWN_TIMES,))
     rotary: tuple[torch.Tensor, ...] = ()
     if rotary_emb is not None:
         tokens, width = (1, x.shape[1], 1), rotary_emb[0].shape[-1]
@@ -116,17 +136,34 @@ def wan(found: Findings, module: Any) -> Crossed | None:
     kind = ("WanTransformerBlock",)
     if not found.block(module, "block", kind, children, root=True, own=(_TABLE,)):
         return None
-    norm1, norm3 = (found.bare_norm(module, norm) for norm in ("norm1", "norm3"))
-    plain = type(module.norm2) is nn.Identity
-    norm = None if plain else found.layer_norm(module, "norm2")
-    own, crossing = (_wans_heads(found, module, key) for key in ("attn1", "attn2"))
+    heads = [_wans_heads(found, module, key) for key in ("attn1", "attn2")]
     feed_forward = feed_forward_of(found, module.ffn, "ffn")
-    if norm1 is None or norm3 is None or (norm is None and not plain):
+    counts = module.attn1.heads, module.attn2.heads
+    return _wans(found, module, ("norm1", "norm2", "norm3"), heads, feed_forward, *counts)
+
+
+def _wans(
+    found: Findings,
+    module: Any,
+    keys: tuple[str, str, str],
+    heads: list[Heads | None],
+    feed_forward: FeedForward | None,
+    *counts: int,
+) -> Crossed | None:
+    """`keys`: of the norms in the order in which they are called."""
+    wide_norms(found)
+    first, between, last = keys
+    norm1, norm2 = found.bare_norm(module, first), found.bare_norm(module, last)
+    plain = type(getattr(module, between)) is nn.Identity
+    norm = None if plain else found.layer_norm(module, between)
+    own, crossing = heads
+    if norm1 is None or norm2 is None or (norm is None and not plain):
         return None
     if own is None or crossing is None or feed_forward is None:
         return None
-    stream = Stream(None, ATTENTION + FEED_FORWARD, norm1, own, norm3, feed_forward)
-    return _fitting(found, stream, norm, crossing, module.attn1.heads, module.attn2.heads)
+    own, crossing = replace(own, across=True), replace(crossing, across=True)
+    stream = Stream(None, ATTENTION + FEED_FORWARD, norm1, own, norm2, feed_forward)
+    return _fitting(found, stream, norm, crossing, *counts)
 
 
 def _wans_heads(found: Findings, block: Any, name: str) -> Heads | None:
@@ -141,8 +178,7 @@ def _wans_heads(found: Findings, block: Any, name: str) -> Heads | None:
     read: tuple[str, ...] = layers[:3]
     if getattr(attn, "fused_projections", False):
         read = ("to_q", "to_kv") if crosses else ("to_qkv",)
-    made = heads_of(found, attn, name, read, "to_out.0", ("norm_q", "norm_k"))
-    return None if made is None else replace(made, across=True)
+    return heads_of(found, attn, name, read, "to_out.0", _NORMS)
 
 
 def _fitting(
@@ -163,3 +199,85 @@ def _fitting(
         found.add(f"{sorted({*counts})} heads of {width}, and layers of {sorted(sizes)}")
         return None
     return Crossed(stream, norm, crossing, counts[0])
+
+
+# ComfyUI's.
+
+
+def comfys_pixart_call(
+    module: Any, x: Any, y: Any, t: Any, mask: Any = None, size: Any = None, **ignored: Any
+) -> TokensCall | None:
+    """The prompts lie one after another in y (1, N words, C); `mask` would be their lengths."""
+    if mask is not None:
+        raise UnknownModuleError(("its prompts have lengths",))
+    rows = _rows_of(getattr(module, _TABLE), t, x)
+    if rows is None or y.ndim != 3 or y.shape[0] * y.shape[1] % len(x):
+        return None
+    context = y.reshape(len(x), -1, y.shape[2])
+    return tokens_call(x, context, rows, lambda made: made, rows=True)
+
+
+def comfys_pixart(found: Findings, module: Any) -> Crossed | None:
+    """The parts of a block; what is not as expected goes to `found`."""
+    children = ("norm1", "attn", "cross_attn", "norm2", "mlp")
+    if not found.block(module, "block", ("PixArtMSBlock",), children, root=True, own=(_TABLE,)):
+        return None
+    attn, cross = module.attn, module.cross_attn
+    mine, theirs = ("qkv", "proj", "q_norm", "k_norm"), ("q_linear", "kv_linear", "proj")
+    drops = ("attn_drop", "proj_drop")
+    if not found.block(attn, "attn", ("AttentionKVCompress",), mine):
+        return None
+    if not found.block(cross, "cross_attn", ("MultiHeadCrossAttention",), (*theirs, *drops)):
+        return None
+    found.settings(attn, "attn", {"sr_ratio": 1})
+    for key in mine[2:]:
+        found.no_dropout(attn, key, "attn")
+    found.no_dropout(cross, "proj_drop", "cross_attn")
+    norm1, norm2 = (found.bare_norm(module, norm) for norm in ("norm1", "norm2"))
+    own = heads_of(found, attn, "attn", mine[:1], "proj", _NORMS)
+    crossing = heads_of(found, cross, "cross_attn", theirs[:2], "proj", _NORMS)
+    feed_forward = comfys_feed_forward(found, module.mlp, "mlp")
+    if norm1 is None or norm2 is None or own is None or crossing is None or feed_forward is None:
+        return None
+    stream = Stream(None, ATTENTION + FEED_FORWARD, norm1, own, norm2, feed_forward)
+    return _fitting(found, stream, None, crossing, attn.num_heads, cross.num_heads)
+
+
+def comfys_wan_call(
+    module: Any,
+    x: Any,
+    e: Any,
+    freqs: Any,
+    context: Any,
+    context_img_len: Any = 257,
+    transformer_options: Any = None,
+) -> TokensCall | None:
+    """The time embedding is e (N, 6, C) or (N, 1, 6, C)."""
+    if e.ndim != 3 and e.shape[1] != 1:
+        raise UnknownModuleError((_OWN_TIMES,))
+    rows = _rows_of(getattr(module, _COMFYS_TABLE), e, x)
+    if rows is None:
+        return None
+    rotary = comfys_rotary_of(freqs, x.shape[1])
+    return tokens_call(x, context, rows, lambda made: made, *rotary, rows=True)
+
+
+def comfys_wan(found: Findings, module: Any) -> Crossed | None:
+    """The parts of a block; what is not as expected goes to `found`."""
+    children = ("norm1", "self_attn", "norm3", "cross_attn", "norm2", "ffn")
+    kind = ("WanAttentionBlock",)
+    if not found.block(module, "block", kind, children, root=True, own=(_COMFYS_TABLE,)):
+        return None
+    heads, layers = [], ("q", "k", "v")
+    for name, wanted in (("self_attn", "WanSelfAttention"), ("cross_attn", "WanT2VCrossAttention")):
+        attn = getattr(module, name)
+        if not found.block(attn, name, (wanted,), (*layers, "o", *_NORMS)):
+            return None
+        heads.append(heads_of(found, attn, name, layers, "o", _NORMS))
+    up = down = None
+    if found.listed(module, "ffn", "", 3):
+        found.gelu(module, "ffn.1")
+        up, down = found.linear(module, "ffn.0"), found.linear(module, "ffn.2")
+    feed_forward = None if up is None or down is None else FeedForward(up, down)
+    counts = module.self_attn.num_heads, module.cross_attn.num_heads
+    return _wans(found, module, ("norm1", "norm3", "norm2"), heads, feed_forward, *counts)

@@ -170,6 +170,12 @@ def heads_of(
     return Heads(module, read, to_out, *norms_of(found, module, name, norms, any(there)))
 
 
+def wide_norms(found: Findings) -> None:
+    """Notes a torch without what computes an RMSNorm of more columns than a head has."""
+    if not hasattr(nn.functional, "rms_norm"):
+        found.add("this torch has no rms_norm")
+
+
 def norms_of(
     found: Findings, module: Any, name: str, keys: tuple[str, str], there: bool = True
 ) -> tuple[Any, Any, float]:
@@ -278,19 +284,23 @@ def _comfys_stream(
     norm1, heads = found.bare_norm(block, "norm1", name), _comfys_heads(found, block, "attn", name)
     norm2 = feed_forward = None
     if not ends:
-        norm2, mlp = found.bare_norm(block, "norm2", name), getattr(block, "mlp", None)
-        layers = ("fc1", "act", "drop1", "norm", "fc2", "drop2")
-        within = f"{name}.mlp"
-        if found.block(mlp, within, ("Mlp",), layers):
-            found.gelu(mlp, "act", within)
-            for dropout in ("drop1", "drop2", "norm"):
-                found.no_dropout(mlp, dropout, within)
-            up, down = (found.linear(mlp, layer, within) for layer in ("fc1", "fc2"))
-            feed_forward = None if up is None or down is None else FeedForward(up, down)
+        norm2 = found.bare_norm(block, "norm2", name)
+        feed_forward = comfys_feed_forward(found, getattr(block, "mlp", None), f"{name}.mlp")
     unread = not ends and (norm2 is None or feed_forward is None)
     if modulation is None or norm1 is None or heads is None or unread:
         return None
     return Stream(modulation, rows, norm1, heads, norm2, feed_forward)
+
+
+def comfys_feed_forward(found: Findings, mlp: Any, name: str) -> FeedForward | None:
+    """Two layers and GELU between them."""
+    if not found.block(mlp, name, ("Mlp",), ("fc1", "act", "drop1", "norm", "fc2", "drop2")):
+        return None
+    found.gelu(mlp, "act", name)
+    for dropout in ("drop1", "drop2", "norm"):
+        found.no_dropout(mlp, dropout, name)
+    up, down = (found.linear(mlp, layer, name) for layer in ("fc1", "fc2"))
+    return None if up is None or down is None else FeedForward(up, down)
 
 
 def _comfys_heads(found: Findings, block: Any, key: str, name: str) -> Heads | None:

@@ -70,14 +70,18 @@ def comfys_call(
     """A call of ComfyUI's block, which does nothing with the mask, and rounds matrices (N, tokens,
     1, D / 2, 2, 2) to the dtype of x.
     """
-    x, context, pe = hidden_states, encoder_hidden_states, image_rotary_emb
-    rotary: tuple[Any, ...] = ()
-    if pe is not None:
-        tokens = x.shape[1] + context.shape[1]
-        if type(pe) is not torch.Tensor or pe.ndim != 6 or pe.shape[1:3] != (tokens, 1):
-            raise UnknownModuleError((f"its rotary embedding is not (N, {tokens}, 1, ..)",))
-        rotary = (pe[:, :, 0].float(),)
+    x, context = hidden_states, encoder_hidden_states
+    rotary = comfys_rotary_of(image_rotary_emb, x.shape[1] + context.shape[1])
     return tokens_call(x, context, temb, both, *rotary)
+
+
+def comfys_rotary_of(pe: Any, tokens: int) -> tuple[torch.Tensor, ...]:
+    """Matrices (N or 1, tokens, D / 2, 2, 2) in float32 of (N or 1, tokens, 1, ..), or nothing."""
+    if pe is None:
+        return ()
+    if type(pe) is not torch.Tensor or pe.ndim != 6 or pe.shape[1:3] != (tokens, 1):
+        raise UnknownModuleError((f"its rotary embedding is not (N, {tokens}, 1, ..)",))
+    return (pe[:, :, 0].float(),)
 
 
 def joint(found: Findings, module: Any) -> Joint | None:

@@ -117,6 +117,8 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
     crossing: list[_Blocks] = [
         ("diffusers", crossed.NORM_TYPE, crossed.pixart, crossed.pixart_call),
         ("diffusers", "WanTransformerBlock", crossed.wan, crossed.wan_call),
+        ("comfy", "PixArtMSBlock", crossed.comfys_pixart, crossed.comfys_pixart_call),
+        ("comfy", "WanAttentionBlock", crossed.comfys_wan, crossed.comfys_wan_call),
     ]
     for family in ("comfy", "modules"):
         every.append((family, dit.COMFYS_CLASS, dit.comfys_joint, dit.comfys_call))

@@ -9,10 +9,9 @@ import sys
 from typing import Any
 
 import torch
-from torch import nn
 
 from lib_rocm_sd.dit.parts import Heads, Sandwich, TokensCall
-from lib_rocm_sd.hosts.read.dit import ATTENTION_SETTINGS, heads_of, tokens_call
+from lib_rocm_sd.hosts.read.dit import ATTENTION_SETTINGS, heads_of, tokens_call, wide_norms
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.flux import plain_processor
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
@@ -56,9 +55,7 @@ def sandwich(found: Findings, module: Any) -> Sandwich | None:
     children = ("attention", "feed_forward", *_NORMS, "adaLN_modulation")
     if not found.block(module, "block", (CLASS,), children, root=True):
         return None
-    if not hasattr(nn.functional, "rms_norm"):
-        found.add("this torch has no rms_norm")
-        return None
+    wide_norms(found)
     norms = tuple(found.rms_norm(module, key) for key in _NORMS)
     heads = _heads_of(found, module.attention)
     ff, layers = module.feed_forward, ("w1", "w3", "w2")
