@@ -107,11 +107,12 @@ def test_what_was_changed_is_the_hosts_and_says_why() -> None:
     first.norm2 = nn.LayerNorm(WIDTH).bfloat16()
     second.ff.net[0].approximate = "none"
     third.set_chunk_feed_forward(1)
+    third.attn2 = None
     (row,) = taken.report()
     assert row.ours == 0 and list(row.left) == [
         "norm2 has a weight, or is over several dimensions",
         "ff.net.0.approximate is none",
-        "block._chunk_size is 1",
+        "block._chunk_size is 1; attn2 is missing",
     ]
 
 

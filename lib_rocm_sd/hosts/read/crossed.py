@@ -92,13 +92,12 @@ def pixart(found: Findings, module: Any) -> Crossed | None:
         return None
     expected = {"norm_type": NORM_TYPE, "_chunk_size": None, "only_cross_attention": False}
     found.settings(module, "block", {**expected, "pos_embed": None})
-    norm1, norm2 = (found.bare_norm(module, norm) for norm in ("norm1", "norm2"))
-    own, crossing = (_heads_of(found, getattr(module, key), key) for key in ("attn1", "attn2"))
+    heads = [_heads_of(found, getattr(module, key), key) for key in ("attn1", "attn2")]
     feed_forward = feed_forward_of(found, module.ff, "ff")
-    if norm1 is None or norm2 is None or own is None or crossing is None or feed_forward is None:
+    if module.attn2 is None:  # as in Latte's
         return None
-    stream = Stream(None, ATTENTION + FEED_FORWARD, norm1, own, norm2, feed_forward)
-    return _fitting(found, stream, None, crossing, module.attn1.heads, module.attn2.heads)
+    counts = module.attn1.heads, module.attn2.heads
+    return _made(found, module, ("norm1", None, "norm2"), heads, feed_forward, counts)
 
 
 def _heads_of(found: Findings, module: Any, name: str) -> Heads | None:
@@ -139,31 +138,39 @@ def wan(found: Findings, module: Any) -> Crossed | None:
     heads = [_wans_heads(found, module, key) for key in ("attn1", "attn2")]
     feed_forward = feed_forward_of(found, module.ffn, "ffn")
     counts = module.attn1.heads, module.attn2.heads
-    return _wans(found, module, ("norm1", "norm2", "norm3"), heads, feed_forward, *counts)
+    return _made(found, module, ("norm1", "norm2", "norm3"), heads, feed_forward, counts)
 
 
-def _wans(
+def _made(
     found: Findings,
     module: Any,
-    keys: tuple[str, str, str],
+    norms: tuple[str, str | None, str],
     heads: list[Heads | None],
     feed_forward: FeedForward | None,
-    *counts: int,
+    counts: tuple[int, int],
 ) -> Crossed | None:
-    """`keys`: of the norms in the order in which they are called."""
-    wide_norms(found)
-    first, between, last = keys
+    """A block of these, if all widths are those of its tokens, and both counts of heads alike.
+    `norms`: by their order; the second may be an Identity, or None.
+    """
+    first, between, last = norms
     norm1, norm2 = found.bare_norm(module, first), found.bare_norm(module, last)
-    plain = type(getattr(module, between)) is nn.Identity
-    norm = None if plain else found.layer_norm(module, between)
+    plain = between is None or type(getattr(module, between)) is nn.Identity
+    norm = None if plain or between is None else found.layer_norm(module, between)
     own, crossing = heads
     if norm1 is None or norm2 is None or (norm is None and not plain):
         return None
     if own is None or crossing is None or feed_forward is None:
         return None
-    own, crossing = replace(own, across=True), replace(crossing, across=True)
+    width, (to_q, *to_kv) = own.to_qkv[0].in_features, crossing.to_qkv
+    sizes = own.widths | {layer.in_features for layer in own.to_qkv}
+    sizes |= {to_q.in_features, to_q.out_features}
+    sizes |= {sum(layer.out_features for layer in to_kv) // 2}
+    sizes |= {each.to_out.out_features for each in (own, crossing) if each.to_out is not None}
+    if sizes != {width} or len({*counts}) > 1 or counts[0] < 1 or width % counts[0]:
+        found.add(f"{sorted({*counts})} heads of {width}, and layers of {sorted(sizes)}")
+        return None
     stream = Stream(None, ATTENTION + FEED_FORWARD, norm1, own, norm2, feed_forward)
-    return _fitting(found, stream, norm, crossing, *counts)
+    return Crossed(stream, norm, crossing, counts[0])
 
 
 def _wans_heads(found: Findings, block: Any, name: str) -> Heads | None:
@@ -178,27 +185,15 @@ def _wans_heads(found: Findings, block: Any, name: str) -> Heads | None:
     read: tuple[str, ...] = layers[:3]
     if getattr(attn, "fused_projections", False):
         read = ("to_q", "to_kv") if crosses else ("to_qkv",)
-    return heads_of(found, attn, name, read, "to_out.0", _NORMS)
+    return _across(found, attn, name, read, "to_out.0")
 
 
-def _fitting(
-    found: Findings,
-    stream: Stream,
-    norm: nn.LayerNorm | None,
-    crossing: Heads,
-    *counts: int,
-) -> Crossed | None:
-    """The parts, if all widths are those of the stream's tokens, and all counts of heads alike."""
-    own, width = stream.heads, stream.heads.to_qkv[0].in_features
-    first, *others = crossing.to_qkv
-    sizes = own.widths | {layer.in_features for layer in own.to_qkv}
-    sizes |= {first.in_features, first.out_features}
-    sizes |= {sum(layer.out_features for layer in others) // 2}
-    sizes |= {each.to_out.out_features for each in (own, crossing) if each.to_out is not None}
-    if sizes != {width} or len({*counts}) > 1 or counts[0] < 1 or width % counts[0]:
-        found.add(f"{sorted({*counts})} heads of {width}, and layers of {sorted(sizes)}")
-        return None
-    return Crossed(stream, norm, crossing, counts[0])
+def _across(
+    found: Findings, attn: Any, name: str, layers: tuple[str, ...], out: str
+) -> Heads | None:
+    wide_norms(found)
+    made = heads_of(found, attn, name, layers, out, _NORMS)
+    return None if made is None else replace(made, across=True)
 
 
 # ComfyUI's.
@@ -233,14 +228,13 @@ def comfys_pixart(found: Findings, module: Any) -> Crossed | None:
     for key in mine[2:]:
         found.no_dropout(attn, key, "attn")
     found.no_dropout(cross, "proj_drop", "cross_attn")
-    norm1, norm2 = (found.bare_norm(module, norm) for norm in ("norm1", "norm2"))
-    own = heads_of(found, attn, "attn", mine[:1], "proj", _NORMS)
-    crossing = heads_of(found, cross, "cross_attn", theirs[:2], "proj", _NORMS)
+    heads = [
+        heads_of(found, attn, "attn", mine[:1], "proj", _NORMS),
+        heads_of(found, cross, "cross_attn", theirs[:2], "proj", _NORMS),
+    ]
     feed_forward = comfys_feed_forward(found, module.mlp, "mlp")
-    if norm1 is None or norm2 is None or own is None or crossing is None or feed_forward is None:
-        return None
-    stream = Stream(None, ATTENTION + FEED_FORWARD, norm1, own, norm2, feed_forward)
-    return _fitting(found, stream, None, crossing, attn.num_heads, cross.num_heads)
+    counts = attn.num_heads, cross.num_heads
+    return _made(found, module, ("norm1", None, "norm2"), heads, feed_forward, counts)
 
 
 def comfys_wan_call(
@@ -273,11 +267,11 @@ def comfys_wan(found: Findings, module: Any) -> Crossed | None:
         attn = getattr(module, name)
         if not found.block(attn, name, (wanted,), (*layers, "o", *_NORMS)):
             return None
-        heads.append(heads_of(found, attn, name, layers, "o", _NORMS))
+        heads.append(_across(found, attn, name, layers, "o"))
     up = down = None
     if found.listed(module, "ffn", "", 3):
         found.gelu(module, "ffn.1")
         up, down = found.linear(module, "ffn.0"), found.linear(module, "ffn.2")
     feed_forward = None if up is None or down is None else FeedForward(up, down)
     counts = module.self_attn.num_heads, module.cross_attn.num_heads
-    return _wans(found, module, ("norm1", "norm3", "norm2"), heads, feed_forward, *counts)
+    return _made(found, module, ("norm1", "norm3", "norm2"), heads, feed_forward, counts)
