@@ -40,13 +40,14 @@ os.environ.update(XDG_CACHE_HOME=str(FIRST_CACHE), LOCALAPPDATA=str(FIRST_CACHE)
 
 LONGEST = (
     *("test_browser_speed", "test_browser_looks", "test_browser_accordion", "test_browser_reload"),
-    *("test_webui_a1111", "test_webui_a1111_unet", "test_webui_forge", "test_amdgpu_host"),
-    *("test_distributed_model", "test_decoding", "test_vae_bands", "test_unet_accuracy"),
-    *("test_unet_ahead", "test_unet_graphs", "test_torch_ops_compiled", "test_comfyui_vae"),
-    *("test_demo", "test_torch_ops", "test_first_trials", "test_gate", "test_unet_prompts"),
-    *("test_machine_code", "test_tiny_model", "test_demo_page", "test_distributed_ends"),
-    *("test_team", "test_unet_spot", "test_zluda_trial", "test_diffusers_host", "test_faults"),
-    *("test_update", "test_pytorch_md", "test_bench_unet", "test_forge_host", "test_large_card"),
+    *("test_webui_a1111", "test_forge_host", "test_webui_forge", "test_webui_a1111_unet"),
+    *("test_machine_code", "test_tiny_model", "test_demo_page", "test_update", "test_pytorch_md"),
+    *("test_distributed_blocks", "test_distributed_ends", "test_distributed_model"),
+    *("test_diffusers_lora", "test_real_compilers", "test_paper_card", "test_suite", "test_link"),
+    *("test_doctor", "test_amdgpu_host", "test_no_device", "test_decoding", "test_team"),
+    *("test_comfyui_vae", "test_bench_vae", "test_unet_ahead", "test_upscaler", "test_vae_bands"),
+    *("test_unet_accuracy", "test_torch_ops_compiled", "test_unet_graphs", "test_unet_prompts"),
+    *("test_first_trials", "test_wine", "test_bench_tables", "test_diffusers_faster", "test_gate"),
 )
 """Files whose tests stay together and take longest, the longest first: one that began last would be
 waited for by all workers.
