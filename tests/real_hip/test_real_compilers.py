@@ -25,9 +25,13 @@ from tests.verify.amdgpu.errors import UnsupportedError
 from tests.verify.amdgpu.judge import execute
 
 TARGETS = (
-    *(("bookworm", "gfx1030"), ("bookworm", "gfx90a")),
-    *(("trixie", gfx) for gfx in ("gfx1030", "gfx1100", "gfx942", "gfx90a")),
+    ("bookworm", "gfx90a"),
+    *(("trixie", gfx) for gfx in ("gfx1100", "gfx942", "gfx90a")),
+    *(("bookworm", "gfx1030"), ("trixie", "gfx1030")),
 )
+"""Those without a matrix unit last: their products take longest to execute, and a default run has
+the first case of each op (tests/sweeps.py).
+"""
 COMPILERS = tuple(debian.FILES)
 PRODUCTS = {
     *("attention.hip", "attention_backward.hip"),
