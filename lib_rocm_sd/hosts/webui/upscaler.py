@@ -1,8 +1,8 @@
-"""Upscaling networks in the WebUI, of ESRGAN's family: in hires fix, Extras, img2img and scripts.
+"""Upscaling networks in the WebUI: in hires fix, Extras, img2img and scripts.
 
-The seam is the function that walks a picture in tiles, `upscale_with_model`, in each Python module
-that has it. Where the network is ours it is called for the whole picture, as by a tile size of 0 in
-the WebUI's settings; else as it was called.
+The seam is the function that walks a picture in tiles, `upscale_with_model`, and SwinIR's,
+`upscale_2`, in each Python module that has it. Where the network is ours it is called for the whole
+picture, as by a tile size of 0 in the WebUI's settings; else as it was called.
 
 Read in lshqqytiger/stable-diffusion-webui-amdgpu e61adddd, lllyasviel/stable-diffusion-webui-forge
 dfdcbab6 and Panchovix/stable-diffusion-webui-reForge a697b2d3, modules/upscaler_utils.py: the same
@@ -17,6 +17,8 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,9 @@ from lib_rocm_sd.shipped import UPSCALER_PART
 from lib_rocm_sd.upscaler.program import PART
 from lib_rocm_sd.vae.bands import Interrupted
 
-WALK = "upscale_with_model"
+WALK, OTHER_WALK = "upscale_with_model", "upscale_2"
+SWINIR = "SwinIR"
+"""What the WebUI calls the upscaler whose script, which is no module, takes OTHER_WALK."""
 
 
 @dataclass
@@ -57,6 +61,22 @@ class Walk:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._upscale(self.theirs, *args, **kwargs)
+
+
+def _at_once(theirs: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    """The picture that `theirs`, a WALK, makes without tiles."""
+    return theirs(*call.args, **{**call.kwargs, "tile_size": 0})
+
+
+def _at_once_by_walk(theirs: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    """As `_at_once` for OTHER_WALK, which without tiles leaves the picture on the CPU."""
+    walk = getattr(sys.modules[theirs.__module__], WALK)
+    walk = walk.theirs if isinstance(walk, Walk) else walk
+    return walk(call.arguments["model"], call.arguments["img"], tile_size=0)
+
+
+WALKS = {WALK: _at_once, OTHER_WALK: _at_once_by_walk}
+"""By their names, how they are called for whole pictures."""
 
 
 class UpscalerSession:
@@ -85,10 +105,11 @@ class UpscalerSession:
 
     def take_over(self) -> None:
         """Callback, before the UI is created, when every script and extension is loaded."""
-        for module in host.python_modules():
-            theirs = vars(module).get(WALK)
+        for module, (name, at_once) in product(host.python_modules(), WALKS.items()):
+            theirs = vars(module).get(name)
             if callable(theirs) and not isinstance(theirs, Walk):
-                self._patches.append(put(module, WALK, Walk(theirs, self._upscale)))
+                walk = Walk(theirs, partial(self._upscale, at_once))
+                self._patches.append(put(module, name, walk))
         if any(map(self.serves, host.attribute("modules.shared", "sd_upscalers") or ())):
             optimizer().begin_upscaler()
 
@@ -121,7 +142,10 @@ class UpscalerSession:
         """Whether networks of an installed upscaler (the WebUI's UpscalerData) may be ours."""
         module = sys.modules.get(type(getattr(data, "scaler", None)).__module__)
         path = str(getattr(data, "local_data_path", "") or "")
-        return isinstance(getattr(module, WALK, None), Walk) and Path(path).is_file()
+        walk = getattr(module, WALK, None)
+        if getattr(getattr(data, "scaler", None), "name", "") == SWINIR:
+            walk = host.attribute("modules.upscaler_utils", OTHER_WALK)
+        return isinstance(walk, Walk) and Path(path).is_file()
 
     def news(self) -> list[str]:
         """What went otherwise than asked in this generation, and has not been told before."""
@@ -129,7 +153,9 @@ class UpscalerSession:
         self._told.update(fresh)
         return fresh
 
-    def _upscale(self, theirs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _upscale(
+        self, at_once: Callable[..., Any], theirs: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """The picture (PIL.Image.Image) that `theirs` makes of another by a network."""
         self.turn.asked = True
         watch = Watch(PART, may_stop=True, patience_s=0.0)
@@ -138,7 +164,7 @@ class UpscalerSession:
         call = inspect.signature(theirs).bind(*args, **kwargs)
         try:
             with self._lock, watch:
-                return self._whole(theirs, call, watch)
+                return self._whole(partial(at_once, theirs), call, watch)
         except Interrupted:
             return call.arguments["img"]  # what the WebUI gives where its tiles are interrupted
         except LeftError as left:
@@ -147,7 +173,9 @@ class UpscalerSession:
             self._leave(f"it does not take a whole picture: {trouble.once(error)}")
         return theirs(*args, **kwargs)
 
-    def _whole(self, theirs: Callable[..., Any], call: inspect.BoundArguments, watch: Watch) -> Any:
+    def _whole(
+        self, at_once: Callable[..., Any], call: inspect.BoundArguments, watch: Watch
+    ) -> Any:
         optimizer().begin_upscaler()
         waits = background.refusal(UPSCALER_PART)
         if waits:
@@ -158,7 +186,7 @@ class UpscalerSession:
             progress=watch.progress,
             interrupt=watch.interrupt,
         ) as ours:
-            picture = theirs(*call.args, **{**call.kwargs, "tile_size": 0})
+            picture = at_once(call)
         self.turn.ran[ours.manner] = None
         return picture
 

@@ -165,6 +165,28 @@ def test_extras_has_no_seams(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> N
     assert not webui.errors_reported
 
 
+def test_the_walk_of_swinir(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which its script takes, for whole pictures too, and where the choice is Off as it was."""
+    image, utils = picture(), webui.upscaler_utils
+    model = data_of(webui).scaler.load_model(data_of(webui).data_path)
+    how = {"tile_size": TILE, "tile_overlap": OVERLAP, "scale": 2, "desc": "SwinIR"}
+    tiled = utils.upscale_2.theirs(image, model, **how)
+    right = utils.upscale_with_model.theirs(model, image, tile_size=0)
+    assert apart(tiled, right) > 3
+    seen = runs(webui, monkeypatch)
+    made = utils.upscale_2(image, model, **how)
+    assert apart(made, right) <= 1 and seen == [(1, 3, 37, 50)]
+    session = webui.library("hosts.webui.upscaler").session
+    session.establish(webui.library("hosts.ui.options").Options(upscaler="Off"))
+    assert utils.upscale_2(image, model, **how).tobytes() == tiled.tobytes()
+    data = SimpleNamespace(
+        scaler=SimpleNamespace(name="SwinIR"), local_data_path=data_of(webui).data_path
+    )
+    assert session.serves(data)
+    data.local_data_path = "https://example.org/swinir.pth"
+    assert not session.serves(data), "nobody has fetched it"
+
+
 def test_extras_without_an_upscaler_notes_nothing(webui: WebUI) -> None:
     assert KEY not in extras(webui, picture(), enabled=False).info
 
@@ -279,9 +301,11 @@ def test_reload_leaves_no_trace(webui: WebUI) -> None:
     place, walk = webui.esrgan_model, webui.library("hosts.webui.upscaler").Walk
     assert isinstance(place.upscale_with_model, walk)
     assert isinstance(webui.upscaler_utils.upscale_with_model, walk)
+    assert isinstance(webui.upscaler_utils.upscale_2, walk)
     webui.script_callbacks.script_unloaded_callback()
     assert not isinstance(place.upscale_with_model, walk)
     assert place.upscale_with_model is webui.upscaler_utils.upscale_with_model
+    assert not isinstance(webui.upscaler_utils.upscale_2, walk)
 
 
 def test_another_extension_has_wrapped_the_network(webui: WebUI) -> None:

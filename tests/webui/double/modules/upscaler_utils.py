@@ -46,3 +46,28 @@ def upscale_with_model(model, img, *, tile_size, tile_overlap=0, desc="tiled ups
             upscaled.append([x * factor, w * factor, output])
         rows.append([y * factor, h * factor, upscaled])
     return images.combine_grid(images.Grid(rows, *(value * factor for value in grid[1:])))
+
+
+def tiled_upscale_2(img, model, *, tile_size, tile_overlap, scale, device, desc="Tiled upscale"):
+    height, width = img.shape[2:]
+    tile = min(tile_size, height, width)
+    if tile <= 0:
+        return model(img)  # where it is
+    steps = tile - tile_overlap
+    made = torch.zeros(*img.shape[:2], height * scale, width * scale, device=device)
+    weights = torch.zeros_like(made)
+    for top in (*range(0, height - tile, steps), height - tile):
+        for left in (*range(0, width - tile, steps), width - tile):
+            output = model(img[..., top : top + tile, left : left + tile].to(device))
+            rows, columns = (slice(at * scale, (at + tile) * scale) for at in (top, left))
+            made[..., rows, columns] += output
+            weights[..., rows, columns] += 1
+    return made / weights
+
+
+def upscale_2(img, model, *, tile_size, tile_overlap, scale, desc):
+    param = torch_utils.get_param(model)
+    tensor = pil_image_to_torch_bgr(img)[None].to(param.dtype)
+    how = {"tile_size": tile_size, "tile_overlap": tile_overlap, "scale": scale, "desc": desc}
+    with torch.no_grad():
+        return torch_bgr_to_pil_image(tiled_upscale_2(tensor, model, device=param.device, **how))
