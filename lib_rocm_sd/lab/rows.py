@@ -101,6 +101,7 @@ class Row:
     ssim: float = NAN
     flip: float = NAN
     largest: float = NAN  # of 255
+    seam: float = NAN  # the largest step of the error where the host's tiles begin and end, of 255
     # of several ranks, beside one of them alone
     ranks: int = 0
     one_ms: float = NAN

@@ -25,6 +25,7 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.lab.benchmark import Benchmark, Setting
 from lib_rocm_sd.lab.models import Runner, Way, channels_last, compiled, eager
 from lib_rocm_sd.lab.rows import (
+    NAN,
     OURS,
     Columns,
     Countdown,
@@ -48,6 +49,8 @@ SIZES, SMALL_SIZES, QUICK_SIZES = (512, 1024), (40,), (512,)
 RUNS, QUICK_RUNS = 5, 2
 LONG_MS = 10000.0
 """A run longer than this is the row's only one."""
+SCALE = 4
+"""Of all MODELS."""
 TILE, OVERLAP = 192, 8
 SMALL_TILE = 24
 BANDS_BYTES = 1 << 30
@@ -67,6 +70,11 @@ class Network:
     dtype: torch.dtype
     small: bool
 
+    @property
+    def tile(self) -> int:
+        """Pixels a side of the host's tiles."""
+        return SMALL_TILE if self.small else TILE
+
     def picture(self, side: int) -> torch.Tensor:
         """(1, 3, side, side) float32 of 8-bit values, drawn from the side."""
         generator = torch.Generator("cpu").manual_seed(side)
@@ -81,11 +89,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
 """By name: as people have it, and a small one."""
 COLUMNS = Columns(
     "case size way runs median_ms=median p10_ms=p10 p90_ms=p90 prepare_s peak_mib error rms "
-    "largest equal plan ran reason",
+    "largest seam equal plan ran reason",
     ("size", "way"),
 )
 """Wall-clock times of a picture in device memory; of the host's way what it does on the CPU is part
-of it. `largest`: of the 8-bit picture to float32's, `equal`: bands to the whole picture.
+of it. `largest`: of the 8-bit picture to float32's, `equal`: bands to the whole picture. `seam`:
+how much the difference to float32's changes from one pixel to the next where a tile of the host's
+begins or its fading ends, at the most.
 """
 TEXT = TextTable(
     (field("case", -18, "case"), field("side", 5, "size"), field("way", -22, "way")),
@@ -94,6 +104,7 @@ TEXT = TextTable(
         between(17),
         field("peak MiB", 9, "peak_mib", ".0f"),
         field("of 255", 6, "largest", ".0f"),
+        field("seam", 6, "seam", ".1f"),
         field("error", 8, "error", ".1e"),
         field("rms", 8, "rms", ".1e"),
     ),
@@ -192,13 +203,28 @@ def measure(
             return row
         if right is not None:
             gap = (_quantised(output) - _quantised(right)).abs().max()
-            row = replace(row, largest=float(gap))
+            row = replace(row, largest=float(gap), seam=seam(output - right, network.tile))
         first_ms = wall_ms(lambda: runner.call(picture), device)
         count = runs if first_ms < LONG_MS else 0
         times = [wall_ms(lambda: runner.call(picture), device) for _ in range(count)]
         return replace(row, **spread(times or [first_ms]))
 
     return tried(row, device, figures)
+
+
+def seam(error: torch.Tensor, tile: int) -> float:
+    """The largest step of an error (1, C, H s, W s) at the borders of the host's tiles, of 255; NaN
+    where there is one tile alone.
+    """
+    found = []
+    for turned in (error, error.transpose(2, 3)):
+        length = turned.shape[3] // SCALE
+        starts = _starts(length, tile, OVERLAP)[1:]
+        borders = [SCALE * place for start in starts for place in (start, start + OVERLAP)]
+        places = torch.tensor(borders, dtype=torch.int64)
+        found.append((turned[..., places] - turned[..., places - 1]).flatten())
+    steps = torch.cat(found).abs()
+    return 255 * float(steps.max()) if len(steps) else NAN
 
 
 def _quantised(picture: torch.Tensor) -> torch.Tensor:
@@ -253,10 +279,9 @@ def _joined(parts: Sequence[tuple[int, torch.Tensor]], length: int, overlap: int
 @contextmanager
 def as_the_host(network: Network) -> Iterator[Runner]:
     """Float32 in tiles of 192 pixels."""
-    tile = SMALL_TILE if network.small else TILE
     yield Runner(
-        lambda picture: in_tiles(network.module, picture, tile, OVERLAP),
-        plan=lambda: f"float32, tiles of {tile}, overlap {OVERLAP}",
+        lambda picture: in_tiles(network.module, picture, network.tile, OVERLAP),
+        plan=lambda: f"float32, tiles of {network.tile}, overlap {OVERLAP}",
     )
 
 

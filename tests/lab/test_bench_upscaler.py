@@ -34,7 +34,9 @@ def test_the_whole_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ours = [row for row in rows if row["way"].startswith("rocm_sd")]
     assert all(row["largest"] <= 1 for row in ours)
     assert [row["equal"] for row in ours if row["plan"].startswith("bands")] == [True]
+    assert all(row["seam"] < 0.5 for row in ours)
     tiles = [row for row in rows if row["way"] == "float32 tiles"]
+    assert all(row["seam"] > 1 for row in tiles)
     assert all(row["largest"] > 1 for row in tiles), "a tile does not see its neighbours"
     assert "RRDBNet x4" in capsys.readouterr().out
 
@@ -64,6 +66,18 @@ def enlarged(picture: torch.Tensor) -> torch.Tensor:
 def test_tiles_of_what_needs_no_neighbours_are_the_whole(height: int, width: int) -> None:
     picture = torch.randint(0, 256, (1, 3, height, width)) / 255
     assert torch.allclose(in_tiles(enlarged, picture, 24, 8), enlarged(picture), atol=1e-6)
+
+
+def test_a_seam_is_a_step_of_the_error_at_a_tiles_border() -> None:
+    """Tiles of 24 that overlap by 8 begin at 0 and 16 in 40 pixels, four times as large."""
+    error = torch.zeros(1, 3, 160, 160)
+    error[..., 40:] += 1.0  # amid the first tile
+    assert upscaler.seam(error, 24) == 0.0
+    error[:, 1, 96:] += 2 / 255  # where the second is no more faded in
+    assert upscaler.seam(error, 24) == pytest.approx(2.0, abs=1e-4)
+    error[..., 64:] -= 3 / 255  # where it begins
+    assert upscaler.seam(error, 24) == pytest.approx(3.0, abs=1e-4)
+    assert math.isnan(upscaler.seam(error, 40))
 
 
 def test_tiles_are_faded_over_their_overlap() -> None:
