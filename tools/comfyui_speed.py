@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import os
 import shutil
 import sys
@@ -34,16 +35,23 @@ from tools.comfyui_process import ROOT, FailedError, Made, Server, Workflow, run
 
 PYTORCH = "--use-pytorch-cross-attention"
 PLAN_LIMIT_S = 300.0
-HEAD = ("case", "way", "it/s", "decode, ms", "peak MiB", "of decode", "from ComfyUI's own")
+HEAD = (
+    *("case", "way", "it/s", "decode, ms", "upscale, ms", "peak MiB", "of decode"),
+    "from ComfyUI's own",
+)
+COMFYUIS = "ComfyUI"
 
 
 @dataclass(frozen=True)
 class Way:
-    """One row of a case. `model` and `vae`: the inputs of our nodes; None: without the node."""
+    """One row of a case. `model` and `vae`: the inputs of our nodes; None: without the node.
+    `upscale`: the picture is enlarged by ESRGAN x4: COMFYUIS, or a level of ours.
+    """
 
     name: str
     model: dict[str, Any] | None = None
     vae: dict[str, Any] | None = None
+    upscale: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,12 @@ def _vae(level: str = "Auto", mode: str = "Auto") -> dict[str, Any]:
 
 OFF, ALL = "ours installed, no nodes", "ours: attention, VAE, UNet"
 STARTS = (
-    Start("own", False, (PYTORCH,), (Way("ComfyUI, torch's attention"),)),
+    Start(
+        "own",
+        False,
+        (PYTORCH,),
+        (Way("ComfyUI, torch's attention"), Way("ComfyUI, upscaled", upscale=COMFYUIS)),
+    ),
     Start("split", False, ("--use-split-cross-attention",), (Way("ComfyUI, split attention"),)),
     Start("quad", False, ("--use-quad-cross-attention",), (Way("ComfyUI, sub-quadratic"),)),
     Start(
@@ -82,6 +95,7 @@ STARTS = (
             Way("ours: all, VAE in bands", _model(unet="Auto"), _vae(mode="Always banded")),
             Way("ours: all, Performance", _model("Performance", "Auto"), _vae("Performance")),
             Way("ours: all, Memory", _model("Memory", "Auto"), _vae("Memory")),
+            Way("ours: upscaled", upscale="Auto"),
             Way(f"{OFF}, again"),
         ),
     ),
@@ -121,6 +135,13 @@ def workflow(case: str, steps: int, way: Way, turn: int) -> Workflow:
         made["10"] = _node("RocmSdModel", model=["1", 0], **way.model)
     if way.vae:
         made["11"] = _node("RocmSdVae", vae=["1", 3], **way.vae)
+    if way.upscale:
+        given = {"upscale_model": ["6", 0], "image": ["4", 0]}
+        made["6"] = _node("RandomUpscaler", blocks=1 if kind == "small" else 23)
+        made["7"] = _node("ImageUpscaleWithModel", **given)
+        if way.upscale != COMFYUIS:
+            made["7"] = _node("RocmSdUpscale", **given, level=way.upscale)
+        made["5"]["inputs"]["images"] = ["7", 0]
     return made
 
 
@@ -193,15 +214,19 @@ class Table:
     def __init__(self, out: Path) -> None:
         self.rows: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
-        self._own: dict[str, Any] = {}
+        self._own: dict[Any, Any] = {}
         self._out = out
         print(*HEAD, sep=" | ", flush=True)
 
     def add(self, case: str, way: Way, found: dict[str, Any], made: Any) -> int:
         """How far the pictures are from the first way's, of 255."""
-        apart = int(abs(made - self._own.setdefault(case, made)).max())
+        apart = int(abs(made - self._own.setdefault((case, made.shape), made)).max())
         self.rows.append({"case": case, "way": way.name, **found, "apart": apart})
-        shown = (found["it_s"], 1e3 * found["decode_s"], found["sample_mib"], found["decode_mib"])
+        times = (
+            found["it_s"],
+            *(1e3 * found.get(f"{n}_s", math.nan) for n in ("decode", "upscale")),
+        )
+        shown = (*times, found["sample_mib"], found["decode_mib"])
         print(case, way.name, *(f"{value:.2f}" for value in shown), apart, sep=" | ", flush=True)
         self.keep()
         return apart

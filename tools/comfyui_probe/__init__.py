@@ -7,6 +7,7 @@ which ComfyUI finds out what they are. There is no text encoder: prompts are dra
 
 import sys
 import time
+from contextlib import ExitStack, contextmanager
 
 import comfy.model_management as management
 import comfy.ops
@@ -127,22 +128,63 @@ class RandomModels:
         return [[tokens, more if kind == "SDXL" else {}]]
 
 
-def timed(owner, name, what):
-    """Note how long calls of `owner.name` take, and the most memory that was allocated."""
-    real, cuda = getattr(owner, name), torch.cuda.is_available()
+class RandomUpscaler:
+    """ESRGAN x4. Who upscales moves it to the device first, and back last: this is what is timed,
+    ComfyUI's way and ours alike.
+    """
 
-    def called(*args, **kwargs):
+    CATEGORY = "ROCm SD tools"
+    RETURN_TYPES = ("UPSCALE_MODEL",)
+    FUNCTION = "run"
+
+    @classmethod
+    def INPUT_TYPES(cls):  # noqa: N802 - ComfyUI's name
+        return {"required": {"blocks": ("INT", {"default": 23})}}
+
+    def run(self, blocks):
+        from spandrel import ModelLoader
+        from spandrel.architectures.ESRGAN.arch.RRDB import RRDBNet
+
+        weights = drawn(RRDBNet(num_blocks=blocks), "", torch.Generator("cpu").manual_seed(0))
+        made = ModelLoader().load_from_state_dict({k: v.float() for k, v in weights.items()})
+        move, work = made.to, ExitStack()
+
+        def to(device):
+            if device != "cpu":
+                work.enter_context(noted("upscale"))
+            result = move(device)
+            if device == "cpu":
+                work.close()
+            return result
+
+        made.eval().to = to
+        return (made,)
+
+
+@contextmanager
+def noted(what):
+    """Note how long this takes, and the most memory that was allocated."""
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
         if cuda:
             torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-        try:
+        peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0
+        seen.append({"what": what, "s": time.perf_counter() - begin, "peak_mib": peak})
+
+
+def timed(owner, name, what):
+    """Note calls of `owner.name`."""
+    real = getattr(owner, name)
+
+    def called(*args, **kwargs):
+        with noted(what):
             return real(*args, **kwargs)
-        finally:
-            if cuda:
-                torch.cuda.synchronize()
-            peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0
-            seen.append({"what": what, "s": time.perf_counter() - begin, "peak_mib": peak})
 
     setattr(owner, name, called)
 
@@ -169,4 +211,8 @@ async def take(request):
 timed(comfy.samplers.KSAMPLER, "sample", "sample")
 timed(comfy.sd.VAE, "decode", "decode")
 extras.RandomControlNet.UNETS, extras.RandomControlNet.drawn = UNETS, staticmethod(drawn)
-NODE_CLASS_MAPPINGS = {"RandomModels": RandomModels, **extras.NODES}
+NODE_CLASS_MAPPINGS = {
+    "RandomModels": RandomModels,
+    "RandomUpscaler": RandomUpscaler,
+    **extras.NODES,
+}
