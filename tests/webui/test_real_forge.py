@@ -130,13 +130,21 @@ def test_a_whole_one(checkout: Path, environments: list[str], tmp_path: Path) ->
     def run(name: str, **options: bool) -> Any:
         return whole(checkout, environments, tmp_path / name, **options)
 
-    without = run("without", ours=False, card=False)["first"]
+    alone = run("without", ours=False, card=False)
+    without, enlarged = alone["first"], alone["upscaled, off"]
     plain = run("on a CPU", ours=True, card=False)
     assert all(plain[name] == without for name in ("first", "on", "off", "blocks", "off again"))
     assert plain["status"].startswith("Not active: no supported GPU (this is the CPU)")
+    for name in ("upscaled, off", "upscaled"):
+        assert plain[name].items() >= enlarged.items() and not plain[name]["ran"]
+    (left,) = plain["upscaled"]["left"]
+    assert "no supported GPU" in left or "no GPU" in left
 
     played = run("on a card", ours=True, card=True)
     assert played["off"]["pixels"] == without["pixels"] and "ROCm SD: off" in played["off"]["info"]
+    assert played["upscaled, off"].items() >= enlarged.items()
+    assert played["upscaled"]["ran"] == ["whole picture"] and not played["upscaled"]["left"]
+    assert played["upscaled"]["pixels"] != enlarged["pixels"], "it has no tiles"
     assert played["first"] == played["on"] and played["on"]["pixels"] != without["pixels"]
     assert 'ROCm SD: "Auto, attention: rocm_sd"' in played["on"]["info"]
     assert 'ROCm SD VAE: "Auto, whole frame, conv: torch"' in played["on"]["info"]

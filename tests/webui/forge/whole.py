@@ -64,6 +64,9 @@ def start() -> Any:
     checkpoints = DATA / "models" / "Stable-diffusion"
     checkpoints.mkdir(parents=True)
     save_file({"nothing": torch.zeros(1)}, checkpoints / "small.safetensors")
+    upscalers = DATA / "models" / "ESRGAN"
+    upscalers.mkdir()
+    save_file(importlib.import_module("test_upscaler").state_dict(), upscalers / "tiny.safetensors")
     inside: Any = importlib.import_module("real_parts")
     inside.STUBS.update(STUBS)
     if not IS_REFORGE:
@@ -118,6 +121,24 @@ def picture(modules: Any, *args: Any) -> dict[str, Any]:
     p.script_args = tuple(values)
     made = modules.processing.process_images(p)
     return {"pixels": zlib.crc32(made.images[0].tobytes()), "info": made.infotexts[0]}
+
+
+def upscaled(modules: Any, choice: str) -> dict[str, Any]:
+    """What Extras' code makes of a picture of noise, by a small network and Forge's own tiles."""
+    modules.shared.opts.data.update(ESRGAN_tile=32, ESRGAN_tile_overlap=4)
+    data = next(each for each in modules.shared.sd_upscalers if each.name == "tiny")
+    picture = importlib.import_module("test_upscaler").picture()
+    found: dict[str, Any] = {}
+    if "lib_rocm_sd" in sys.modules:
+        options: Any = importlib.import_module("lib_rocm_sd.hosts.ui.options")
+        session = importlib.import_module("lib_rocm_sd.hosts.webui.upscaler").session
+        session.set_up(options.Options(upscaler=choice))
+        made = data.scaler.upscale(picture, 2, data.data_path)
+        found = {"ran": [*session.turn.ran], "left": [*session.turn.left]}
+        session.end()
+    else:
+        made = data.scaler.upscale(picture, 2, data.data_path)
+    return {"pixels": zlib.crc32(made.tobytes()), "size": list(made.size), **found}
 
 
 @contextlib.contextmanager
@@ -215,6 +236,7 @@ def main() -> None:
     modules = start()
     load(modules)
     found: dict[str, Any] = {"first": picture(modules)}
+    found["upscaled, off"] = upscaled(modules, "Off")
     if (DATA / "extensions" / "rocm-sd").exists():
         status: Any = importlib.import_module("lib_rocm_sd.hosts.webui.status")
         blocks = (True, "Auto", "Auto", 0, "Auto")
@@ -225,6 +247,7 @@ def main() -> None:
             found["status in parts"] = status.sentences()
             found["in parts, off"] = picture(modules, False)
         found["blocks again"] = picture(modules, *blocks)
+        found["upscaled"] = upscaled(modules, "Auto")
         found["status"] = status.sentences()
         found["measured"] = measured(modules)
     (DATA / "found.json").write_text(json.dumps(found), encoding="utf-8")
