@@ -8,9 +8,10 @@ begins again with its own tiles.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -44,11 +45,15 @@ class UpscalerStandIn(StandIn):
 
     passed_on = (MemoryError, Interrupted)
 
-    def __init__(self, network: nn.Module, session: Session, **watched: Any) -> None:
+    def __init__(self, network: nn.Module, session: Session) -> None:
         super().__init__(network)
         self.program = Upscaler(network)
-        self._session, self._watched = session, watched
+        self._session, self._watched = session, dict[str, Any]()
         self._why = "it is not called with one picture"
+
+    def begin(self, session: Session, **watched: Any) -> None:
+        """A picture is to be made for `session`; `watched` as in `whole`."""
+        self._session, self._watched = session, watched
 
     @property
     def manner(self) -> str:
@@ -116,6 +121,12 @@ class UpscalerStandIn(StandIn):
         raise LeftError(self._why)
 
 
+_kept: WeakKeyDictionary[Any, UpscalerStandIn] = WeakKeyDictionary()
+"""By descriptor. A host may keep a model: what was read of it, its plans, and its packed weights
+where these do not move, are the next picture's too.
+"""
+
+
 @contextmanager
 def whole(model: Any, session: Session, **watched: Any) -> Iterator[UpscalerStandIn]:
     """Within it the network of a spandrel descriptor, which a host calls with whole pictures, is
@@ -124,9 +135,12 @@ def whole(model: Any, session: Session, **watched: Any) -> Iterator[UpscalerStan
     Raises LeftError where it cannot be, also for want of memory; Interrupted.
     """
     network = getattr(model, "model", None)
-    if not isinstance(network, nn.Module):
+    if not isinstance(network, nn.Module) or not isinstance(model, Hashable):
         raise LeftError("it is no network that spandrel has loaded")
-    stand_in = UpscalerStandIn(network, session, **watched)
+    stand_in = _kept.get(model)
+    if stand_in is None or stand_in.module is not network:
+        stand_in = _kept[model] = UpscalerStandIn(network, session)
+    stand_in.begin(session, **watched)
     other = stand_in.put_in()
     if other:
         raise LeftError(f"another extension has replaced its forward ({other})")
@@ -138,3 +152,5 @@ def whole(model: Any, session: Session, **watched: Any) -> Iterator[UpscalerStan
         raise LeftError(f"there is too little memory ({trouble.once(error)})") from None
     finally:
         stand_in.take_out()
+        if stand_in.program.is_stale:  # the host has moved the network
+            stand_in.program.release()

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lib_rocm_sd.hosts import upscaler
 from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
 from lib_rocm_sd.hosts.comfyui.host import tally
+from lib_rocm_sd.upscaler import program
 from lib_rocm_sd.upscaler.program import Upscaler
 from tests.comfyui.conftest import left
 from tests.comfyui.play import Engine
@@ -94,6 +96,36 @@ def test_an_older_comfyuis_node(comfy: Any, model: Any, card: Engine) -> None:
     assert torch.equal(own, theirs.execute(model, image)[0])
     model.model.forward = lambda x: type(model.model).forward(model.model, x)
     assert torch.equal(by_node(model, image), own)
+
+
+def test_a_models_weights_are_packed_once(
+    comfy: Any, model: Any, card: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until they change; where ComfyUI moves them, nothing of them is kept on the card."""
+    packed: list[None] = []
+    prepare = program.prepare
+
+    def counted(*args: Any) -> Any:
+        packed.append(None)
+        return prepare(*args)
+
+    monkeypatch.setattr(program, "prepare", counted)
+    image = pictures(1)
+    for _ in range(2):
+        by_node(model, image)
+    assert len(packed) == 1
+    model.model.body[0].weight.data = model.model.body[0].weight.data * 0.5
+    made = by_node(model, image)
+    assert (made - exact(model, image)).abs().max() < 1 / 255
+    assert len(packed) == 2
+
+    def moved(device: Any) -> None:
+        for parameter in model.model.parameters():
+            parameter.data = parameter.data.clone()
+
+    monkeypatch.setattr(model, "to", moved, raising=False)
+    by_node(model, image)
+    assert not upscaler._kept[model].program._ready
 
 
 def test_our_node_with_the_start_option_tries_once(

@@ -452,11 +452,16 @@ def test_a_network_that_is_not_known_is_the_webuis(webui: WebUI) -> None:
     network = Network()
 
     def load(*args: Any, **kwargs: Any) -> Any:
-        class Model(SimpleNamespace):
+        class Model:
+            model = network
+
+            def to(self, device: Any) -> None:
+                pass
+
             def __call__(self, image: torch.Tensor) -> torch.Tensor:
                 return self.model(image)
 
-        return Model(model=network, to=lambda device: None)
+        return Model()
 
     webui.monkeypatch.setattr(webui.modelloader, "load_spandrel_model", load)
     assert "Network" in why_left(webui, picture())
