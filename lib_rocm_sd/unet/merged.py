@@ -185,27 +185,40 @@ class MergedLayers:
         self._of_bases = [layer.read_in[0] for layer in self.layers]
         adapters = [adapter for layer in self.layers for adapter in layer.adapters]
         self._scales, self._names = [each.scales for each in adapters], [a.name for a in adapters]
-        self._seen: Any = None
+        self._own_then = self._factors_then = None
 
-    def stale(self) -> list[Merged]:
-        now = self._now()
-        if now is not None and now == self._seen:
+    def stale(self, looked: bool = False) -> list[Merged]:
+        """`looked`: all that were made have been asked in this call of the model, and forgotten
+        where a factor is another. So no tensor is looked at, which would be fetched from memory.
+        """
+        own = self._own()
+        same = own is not None and own == self._own_then
+        if same and looked:
+            return []
+        factors = self._factors()
+        if same and factors is not None and factors == self._factors_then:
             return []
         found = [each for each in self.layers if each.is_stale()]
-        self._seen = None if found else now
+        self._own_then, self._factors_then = (None, None) if found else (own, factors)
         return found
 
-    def _now(self) -> Any:
-        """What was looked at in `is_stale`; None where a tensor is gone or counts no changes."""
-        own: Any = list(map(dict.get, self._read_in, repeat("weight")))
+    def _own(self) -> Any:
+        """Facts and scales; None where a scale is gone."""
         biases = map(dict.get, self._of_bases, repeat("bias"))
+        try:
+            scales = list(map(getitem, self._scales, self._names))
+        except LookupError:
+            return None
+        return list(map(_facts, self.layers)), list(map(id, biases)), scales
+
+    def _factors(self) -> Any:
+        """Facts of all weights; None where one is gone or counts no changes."""
+        own: Any = list(map(dict.get, self._read_in, repeat("weight")))
         each_of: Any = (id, _version, _address, _dtype)
         try:
-            seen = [list(map(of, own)) for of in each_of]
-            scales = list(map(getitem, self._scales, self._names))
-        except (AttributeError, LookupError, RuntimeError, TypeError):
+            return [list(map(of, own)) for of in each_of]
+        except (AttributeError, RuntimeError, TypeError):
             return None
-        return list(map(_facts, self.layers)), seen, list(map(id, biases)), scales
 
 
 def _rounded(scales: Sequence[Any]) -> list[Any]:

@@ -91,6 +91,7 @@ class UnetTakeover:
     def _share(self) -> None:
         """Tell what the blocks share whose layers it is made for, as they were read last."""
         self._merged = {}
+        self._weights.reread()
         ours = [each.parts for each in self._stand_ins.values() if each.is_put_in]
         timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
         self._embeddings.timed = tuple(each for each in timed if each is not None)
@@ -133,12 +134,18 @@ class UnetTakeover:
         self._embeddings.forget()
         self._prompts.forget()
 
-    def step_begins(self) -> None:
-        """The UNet is about to be called, with a new time embedding."""
-        self._weights.step_begins()
+    def step_begins(self, is_called: bool = False) -> None:
+        """The UNet is about to be called, with a new time embedding. `is_called`: `step_ends` will
+        be called, too.
+        """
+        self._weights.step_begins(is_called)
         self._embeddings.step_begins()
         self._prompts.step_begins()
         self._regions.forget()
+
+    def step_ends(self) -> None:
+        """That call of the UNet has ended."""
+        self._weights.step_ends()
 
     def generation_begins(self, turn: int | None = None, steps: int = STEPS) -> None:
         """A picture of so many steps is about to be made: what was left since a comparison is read

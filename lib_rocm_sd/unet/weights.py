@@ -144,6 +144,8 @@ class UnetWeights:
         self._made: dict[tuple[nn.Module, bool], LiveWeights] = {}
         self._asked: set[tuple[nn.Module, bool]] = set()
         self._merged: WeakSet[Merged] = WeakSet()
+        self._every: MergedLayers | None = None  # of these
+        self._is_called = self._looked = False
         self._met: set[int] | None = set()  # None: a step has begun
         self._merged_s, self._steps = 0.0, 0
 
@@ -186,13 +188,13 @@ class UnetWeights:
         first = id(layers[0])
         begins = self._met is None or first in self._met
         if begins and not is_recording(hosts_weight(layers[0]).device):
-            self._met = set()  # in another step
+            self._met, self._looked = set(), False  # in another step
             self._steps += 1
             if now_s - before_s > PAUSE_S or not self._steps % LOOK_STEPS:
                 look(list(self._merged))
         if of_block and self._met is not None:
             self._met.add(first)
-        stale = merged.stale()
+        stale = merged.stale(self._have_looked())
         if not stale:
             return ""
         device = stale[0].base()._parameters["weight"].device  # type: ignore[union-attr]
@@ -207,6 +209,7 @@ class UnetWeights:
                 for each in stale if not why else ():
                     each.renew()
                     self._merged.add(each)
+                    self._every = None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -214,11 +217,33 @@ class UnetWeights:
         if why:
             for each in stale:
                 each.drop()
+                self._merged.discard(each)
+                self._every = None
         return why
 
-    def step_begins(self) -> None:
-        """Have whoever asks first renew what a step renews once."""
+    def _have_looked(self) -> bool:
+        """Look at the factors of all copies, once in a call of the model; whether that was done."""
+        if self._is_called and not self._looked:
+            if self._every is None:
+                self._every = MergedLayers(self._merged)
+            for each in self._every.stale():
+                each.forget()
+            self._looked = True
+        return self._is_called
+
+    def step_begins(self, is_called: bool = False) -> None:
+        """Have whoever asks first renew what a step renews once. `is_called`: until `step_ends`,
+        all calls of blocks are of one call of the model, amid which nobody writes to adapters.
+        """
         self._asked, self._met = set(self._made), None
+        self._is_called, self._looked = is_called, False
+
+    def step_ends(self) -> None:
+        self._is_called = False
+
+    def reread(self) -> None:
+        """Other layers may be merged than before: hold none."""
+        self._every = None
 
     def lay(self, convs: Iterable[nn.Conv2d]) -> None:
         """Lay these 3x3 convolutions anew where that was not done.
@@ -288,6 +313,7 @@ class UnetWeights:
         meanwhile stays as it is.
         """
         self._made.clear()
+        self.reread()
         self.leave(list(self._laid))
 
     def leave(self, leaves: Iterable[nn.Module]) -> None:

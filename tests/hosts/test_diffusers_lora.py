@@ -290,6 +290,36 @@ def test_a_block_that_computed_no_step_before_reads_what_was_written_since(
 
 
 @torch.no_grad()
+def test_factors_are_looked_at_once_in_a_call_of_the_model_and_else_before_each_block(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    factors = MergedLayers._factors
+
+    def noted(self: MergedLayers) -> Any:
+        looked.append(len(self.layers))
+        return factors(self)
+
+    monkeypatch.setattr(MergedLayers, "_factors", noted)
+    monkeypatch.setattr(weights, "PAUSE_S", math.inf)
+    resnet = unet.up_blocks[-1].resnets[-1]
+    x = models.draw(2, resnet.in_channels, 4, 4).to(BF16)
+    emb = models.draw(2, resnet.time_emb_proj.in_features).to(BF16)
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        models.step(unet, inputs)
+        resnet.training = True
+        for _ in range(2):
+            looked.clear()
+            models.step(unet, inputs)
+        assert looked == [len(copies(unet, patch))]
+        resnet.training = False
+        resnet.conv1.lora_B["one"].weight.mul_(-1)
+        ours = resnet(x, emb)
+        assert len(looked) > 1
+    assert models.errors(ours, resnet(x, emb))[1] < 0.02
+
+
+@torch.no_grad()
 def test_values_are_looked_at_after_a_pause_and_now_and_then(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,13 +73,20 @@ def patched_unet(
         told = ", ".join(f"{count} x {kind} ({why})" for kind, why, count in left)
         session.report.event(f"diffusers: blocks of the {part} left alone: {told}")
     begins = unet.register_forward_pre_hook(Hooked(partial(_step_begins, taken)))
+    ends = unet.register_forward_hook(Hooked(partial(_step_ends, taken)), always_call=True)
     try:
         yield UnetPatch(taken)
     finally:
         begins.remove()
+        ends.remove()
         taken.give_back()
 
 
 def _step_begins(taken: UnetTakeover, *_: Any) -> None:
     if not is_compiling():
-        taken.step_begins()
+        taken.step_begins(True)
+
+
+def _step_ends(taken: UnetTakeover, *_: Any) -> None:
+    if not is_compiling():
+        taken.step_ends()
