@@ -153,7 +153,7 @@ def _attend(shared: SharedRun, image: int, own: torch.Tensor) -> torch.Tensor:
     x = ranks.concatenate(own, sizes, 1).contiguous()
     split = x.shape[1] * x.shape[2] >= SPLIT_PIXELS
     rows = (first, last) if split else (0, x.shape[1])
-    mix(ready, x, run.norms[image - 1], rows, run.session)
+    mix(ready, x, run.norms.get(image - 1), rows, run.session)
     if split:
         x = ranks.concatenate(x[:, first:last], sizes, 1).contiguous()
     norm = norm_after(ready, x, run.session)

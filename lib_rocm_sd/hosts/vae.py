@@ -66,25 +66,41 @@ class VaeStandIn(StandIn):
         return is_wanted()
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:
-        """One image."""
-        return args[0] if len(args) == 1 and not kwargs else None
+        """One image; a frame comes with a cache."""
+        plain = len(args) == 1 and (not kwargs or self.program.is_over_time)
+        return args[0] if plain else None
 
     def run(self, image: torch.Tensor, **watched: Callable[..., Any]) -> torch.Tensor:
-        """What the module gives for one image (N, C, H, W), as it is wished. `watched`: `progress`
-        and `interrupt` of Program.
+        """What the module gives for one image (N, C, H, W) or frame (N, C, 1, H, W), as it is
+        wished. `watched`: `progress` and `interrupt` of Program.
         """
         wish = self.wish
-        return self.program(
-            image,
-            session=self.session,
-            mode=wish.mode,
-            budget_bytes=wish.budget_bytes,
-            **watched,
+        return self._made(image, mode=wish.mode, budget_bytes=wish.budget_bytes, **watched)
+
+    def _made(self, image: torch.Tensor, **how: Any) -> torch.Tensor:
+        if not self.program.is_over_time:
+            return self.program(image, session=self.session, **how)
+        return self.program(image.squeeze(2), session=self.session, **how).unsqueeze(2)
+
+    def refused_frames(self, image: Any, feat_cache: Any = None, **more: Any) -> str:
+        """Why what a VAE over time is given is the host's; empty for a picture.
+
+        Hosts give a video frame by frame, as parts of one tensor, with what the frames before left
+        in `feat_cache`.
+        """
+        frames = image.shape[2] if image.ndim == 5 else 0
+        alone = image.untyped_storage().nbytes() <= image.nbytes
+        begun = any(each is not None for each in feat_cache or ())
+        if frames == 1 and alone and not begun:
+            return ""
+        return (
+            "it is given a video, or a part of a larger tensor: each frame depends on those before "
+            "it, and ours makes single pictures"
         )
 
     def again(self, part: torch.Tensor) -> torch.Tensor:
-        """What ours makes of a part (1, C, H, W) of an image, beside what the host asked for."""
-        return self.program(part, session=self.session)
+        """What ours makes of a part (1, C, .., H, W), beside what the host asked for."""
+        return self._made(part)
 
     def shortage(self) -> str:
         """By how much the last image has missed its budget, for people; empty where it has not."""
@@ -113,7 +129,7 @@ class VaeStandIn(StandIn):
     def _compared(self, image: torch.Tensor) -> str:
         """How a corner of it is not the host's; empty where it is."""
         side = LATENTS if self.role == "decoder" else PIXELS
-        part, plan = image[:1, :, :side, :side].contiguous(), self.program.last_plan
+        part, plan = image[:1, ..., :side, :side].contiguous(), self.program.last_plan
         try:
             with torch.no_grad(), without_search():
                 right, ours = self.theirs(part), self.again(part)
@@ -166,8 +182,9 @@ class Estimate(ABC):
     def __call__(self, shape: Any, dtype: Any) -> float:
         theirs, device, ours = self.theirs(shape, dtype), self._device, None
         try:
-            if len(shape) == 4 and isinstance(device, torch.device):
-                ours = self.ours(int(shape[2]), int(shape[3]), dtype, device)
+            single = len(shape) == 4 or (len(shape) == 5 and shape[2] == 1)
+            if single and isinstance(device, torch.device):
+                ours = self.ours(int(shape[-2]), int(shape[-1]), dtype, device)
         except Exception as error:
             self.tell(f"memory cannot be foreseen: {trouble.once(error)}")
             return theirs

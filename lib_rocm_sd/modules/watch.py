@@ -38,7 +38,7 @@ INNER = ("forward", "_forward", "_conv_forward")
 """What a call of a module may run of its own."""
 FUNCTIONS = (
     *("avg_pool2d", "conv2d", "dropout", "gelu", "group_norm", "interpolate", "layer_norm"),
-    *("linear", "pad", "silu"),
+    *("linear", "normalize", "pad", "silu"),
 )
 """Functions of torch.nn.functional that the forwards of known layers call. Attention's is not among
 them: others replace it for speed, and what it computes is compared (unet/spot.py).

@@ -20,13 +20,13 @@ def chunk_rows(batch: int, width: int, channels: int, itemsize: int) -> int:
 
 
 def workspace_bytes(batch: int, height: int, width: int, channels: int, itemsize: int) -> int:
-    """Bytes that `attend` needs beside x."""
+    """Bytes that `attend` needs beside x. `channels`: of queries, keys and values."""
     row = batch * width * channels * itemsize
     return 2 * height * row + 5 * min(chunk_rows(batch, width, channels, itemsize), height) * row
 
 
 def attend(
-    ready: ReadyAttention, x: torch.Tensor, norm: torch.Tensor, session: Session
+    ready: ReadyAttention, x: torch.Tensor, norm: torch.Tensor | None, session: Session
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x (N, H, W, C) plus attention over its pixels, in place; and the norm of what it is then."""
     mix(ready, x, norm, (0, x.shape[1]), session)
@@ -34,26 +34,38 @@ def attend(
 
 
 def mix(
-    ready: ReadyAttention, x: torch.Tensor, norm: torch.Tensor, rows: Rows, session: Session
+    ready: ReadyAttention, x: torch.Tensor, norm: torch.Tensor | None, rows: Rows, session: Session
 ) -> None:
-    """Add attention over all pixels of x (N, H, W, C) to some `rows` of it."""
+    """Add attention over all pixels of x (N, H, W, C) to some `rows` of it. `norm`: of a
+    GroupNorm; None of an RMSNorm, which `ready` has.
+    """
     batch, height, width, channels = x.shape
     step = chunk_rows(batch, width, channels, x.element_size())
     parts = [(first, min(first + step, height)) for first in range(0, height, step)]
     heads = ready.step.heads
-    shape = (batch, height * width, heads, channels // heads)
-    k, v = x.new_empty((2, *x.shape)).unbind(0)
+    head_dim, own = ready.step.head_dim, channels // heads
+    shape = (batch, height * width, heads, head_dim)
+    k, v = x.new_empty((2, batch, height, width, heads * head_dim)).unbind(0)
+
+    def normed_rows(first: int, last: int) -> torch.Tensor:
+        part = x[:, first:last].contiguous()
+        if norm is None:
+            assert ready.rms is not None
+            return ready.rms(part, silu=False)
+        return functional.group_norm_apply(part, norm, False, session)
+
     for first, last in parts:
-        normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False, session)
+        normed = normed_rows(first, last)
         k[:, first:last] = F.linear(normed, *ready.k)
         v[:, first:last] = F.linear(normed, *ready.v)
     for first, last in [(max(first, rows[0]), min(last, rows[1])) for first, last in parts]:
         if first >= last:
             continue
-        normed = functional.group_norm_apply(x[:, first:last].contiguous(), norm, False, session)
+        normed = normed_rows(first, last)
         q = F.linear(normed, *ready.q).view(batch, -1, *shape[2:])
         del normed
-        mixed = functional.attention(q, k.view(shape), v.view(shape), session=session)
+        k_seen, v_seen = k.view(shape), v.view(shape)
+        mixed = functional.attention(q, k_seen, v_seen, scale=own**-0.5, session=session)
         del q
         x[:, first:last] += F.linear(mixed, *ready.out).view(batch, -1, width, channels)
 

@@ -109,7 +109,7 @@ def _compute(
     ready = run.ready[image - 1]
     x = _cut(values[image - 1], source)
     if isinstance(ready, ReadyAttention):
-        y, norm = attend(ready, x, run.norms[image - 1], run.session)
+        y, norm = attend(ready, x, run.norms.get(image - 1), run.session)
     else:
         whole = source == run.chain.rows(image - 1) and action.made == run.chain.rows(image)
         y, norm = _convolve(run, action, x, values, whole)
@@ -172,7 +172,7 @@ def launch(
     step = ready.step
     return conv(
         step.kind,
-        x,
+        x if ready.rms is None else ready.rms(x, silu=True),
         ready.weights,
         norm=None if step.norm is None else run.norms[image - 1],
         shortcut=shortcut,

@@ -16,7 +16,7 @@ from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.kernel import statistics_bytes
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
-from lib_rocm_sd.vae import attention
+from lib_rocm_sd.vae import attention, pixel_norm
 from lib_rocm_sd.vae.steps import AttentionStep, Rows
 from lib_rocm_sd.vae.trace import (
     Action,
@@ -229,15 +229,21 @@ class Forecast:
     def _workspace(self, action: Action, sweeping: int | None) -> int:
         """Bytes beside inputs and output while an action is done; `sweeping` None: all at once."""
         chain, image = self.chain, action.image
-        if isinstance(chain.steps[image - 1], AttentionStep):
-            size = chain.sizes[image]
+        step, size = chain.steps[image - 1], chain.sizes[image]
+        if isinstance(step, AttentionStep):
+            channels = step.heads * step.head_dim
             return attention.workspace_bytes(
-                chain.batch, size.height, size.width, size.channels, chain.itemsize
+                chain.batch, size.height, size.width, channels, chain.itemsize
             )
+        normalised, source = 0, action.source
+        if step.rms is not None and source is not None:
+            row_bytes = chain.image_bytes(image - 1, (0, 1))
+            rows = source[1] - source[0]
+            normalised = pixel_norm.workspace_bytes(rows, row_bytes, chain.itemsize)
         statistics = sweeping in (None, image) and normed(chain, image)
         way = self.way(image)
         if way.fused and not statistics:
-            return 0
+            return normalised
         halved = image in chain.halved
         key = (image, action.source, action.made, action.in_place, statistics, way, halved)
         if key not in self._spaces:
@@ -245,7 +251,7 @@ class Forecast:
                 way.workspace_bytes(conv_problem(chain, part, statistics))
                 for part in parts(chain, action)
             )
-        return self._spaces[key]
+        return normalised + self._spaces[key]
 
     def way(self, image: int) -> ConvWay:
         """How the convolution that makes an image is run."""

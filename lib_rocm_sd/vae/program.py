@@ -399,6 +399,11 @@ class Program(BandedProgram[Recipe, Chain]):
         return SCALES[self._scale]
 
     @property
+    def is_over_time(self) -> bool:
+        """True if the module takes frames (N, C, T, H, W). We take a single one, (N, C, H, W)."""
+        return self._recipe.is_over_time
+
+    @property
     def _part(self) -> str:
         return PARTS[self._recipe.role]
 

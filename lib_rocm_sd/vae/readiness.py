@@ -186,9 +186,10 @@ def _of_attention(chain: Chain, action: Action) -> Iterator[tuple[Op[Any, Any], 
     batch, dtype, width = chain.batch, DTYPE_NAMES[chain.dtype], size.width
     rows = attention.chunk_rows(batch, width, size.channels, chain.itemsize)
     heights = {last - first for first, last in bands(size.height, rows)}
-    pixels, per_head = size.height * width, size.channels // step.heads
+    pixels, per_head = size.height * width, step.head_dim
     for height in sorted(heights, reverse=True):
-        yield APPLY, ApplyProblem(batch, size.channels, height, width, dtype)
+        if step.norm is not None:
+            yield APPLY, ApplyProblem(batch, size.channels, height, width, dtype)
         queries = height * width
         yield ATTENTION, AttentionProblem(batch, step.heads, queries, pixels, per_head, dtype)
     if normed(chain, action.image):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -19,16 +20,18 @@ Rows = tuple[int, int]
 class ConvStep:
     """A 3x3 convolution of a kind of ops.conv.KINDS.
 
-    `norm`: GroupNorm, then SiLU, while the input is read. `residual`: image i - 1 is added, through
-    the 1x1 convolution `shortcut` where there is one.
+    `norm`: GroupNorm, then SiLU, while the input is read. `rms`: RMSNorm of each pixel, then SiLU,
+    before it. `residual`: image i - 1 is added, through the 1x1 convolution `shortcut` where there
+    is one. Of a convolution over time the last tap sees the only frame, the others zeros.
     """
 
     name: str
     kind: str
-    conv: nn.Conv2d
+    conv: nn.Conv2d | nn.Conv3d
     norm: nn.GroupNorm | None = None
     residual: bool = False
-    shortcut: nn.Conv2d | None = None
+    shortcut: nn.Conv2d | nn.Conv3d | None = None
+    rms: Any = None
 
     @property
     def in_channels(self) -> int:
@@ -41,7 +44,7 @@ class ConvStep:
     @property
     def leaves(self) -> tuple[nn.Module | None, ...]:
         """The modules whose parameters it uses."""
-        return (self.norm, self.conv, self.shortcut)
+        return (self.norm, self.rms, self.conv, self.shortcut)
 
     def flops(self, rows: int, columns: int) -> int:
         """Multiplications and additions for this many rows and columns of output."""
@@ -52,29 +55,39 @@ class ConvStep:
 
 @dataclass(frozen=True, eq=False)
 class AttentionStep:
-    """x + out(attention(q(n), k(n), v(n))) with n = norm(x), over all pixels of the image."""
+    """x + out(attention(q(n), k(n), v(n))) with n = norm(x), over all pixels of the image.
+
+    `rms` in the place of `norm`: RMSNorm of each pixel. q, k and v may be one layer that makes all.
+    """
 
     name: str
-    norm: nn.GroupNorm
+    norm: nn.GroupNorm | None
     q: nn.Module
     k: nn.Module
     v: nn.Module
     out: nn.Module
     heads: int = 1
+    rms: Any = None
     residual = False
 
     @property
     def in_channels(self) -> int:
-        return self.norm.num_channels
+        return self.rms.gamma.numel() if self.norm is None else self.norm.num_channels
 
     @property
     def out_channels(self) -> int:
-        return self.norm.num_channels
+        return self.in_channels
 
     @property
     def leaves(self) -> tuple[nn.Module | None, ...]:
         """The modules whose parameters it uses."""
-        return (self.norm, self.q, self.k, self.v, self.out)
+        return (self.norm, self.rms, self.q, self.k, self.v, self.out)
+
+    @property
+    def head_dim(self) -> int:
+        """As attention is asked: zeros fill up to 512 what the kernel has no form for."""
+        own = self.in_channels // self.heads
+        return 512 if self.heads == 1 and 256 < own < 512 else own
 
     def flops(self, rows: int, columns: int) -> int:
         """Multiplications and additions for a whole image."""
@@ -100,6 +113,11 @@ class Recipe:
     @property
     def out_channels(self) -> int:
         return self.steps[-1].out_channels
+
+    @property
+    def is_over_time(self) -> bool:
+        """True if the module takes frames, (N, C, T, H, W), of which we make single ones."""
+        return isinstance(getattr(next(iter(self.steps), None), "conv", None), nn.Conv3d)
 
     @property
     def leaves(self) -> list[nn.Module]:

@@ -2,7 +2,8 @@
 
 Images in memory between two steps may carry a factor, a power of two: convolutions that read a
 normalised image have it in their weights, those that read an image as it is find it there, and a
-GroupNorm takes it out again (its eps is scaled by the square). So fp16 holds what would overflow.
+GroupNorm takes it out again (its eps is scaled by the square), as an RMSNorm does. So fp16 holds
+what would overflow.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.ops.conv.inputs import NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
+from lib_rocm_sd.vae.pixel_norm import PixelNorm
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Recipe, Step
 
 
@@ -28,6 +31,7 @@ class ReadyConv:
     step: ConvStep
     weights: ConvWeights
     next_norm: NextNorm | None
+    rms: PixelNorm | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +44,7 @@ class ReadyAttention:
     v: tuple[torch.Tensor, torch.Tensor | None]
     out: tuple[torch.Tensor, torch.Tensor | None]
     next_norm: NextNorm | None
+    rms: PixelNorm | None = None
 
 
 Ready = ReadyConv | ReadyAttention
@@ -73,16 +78,41 @@ def _prepare(steps: Sequence[Step], index: int, factors: Sequence[float]) -> Rea
         wide = torch.promote_types(following.weight.dtype, torch.float32)
         gamma, beta = (tensor.detach().to(wide) for tensor in (following.weight, following.bias))
         next_norm = NextNorm(gamma, beta, following.num_groups, following.eps * scale * scale)
+    rms = None if step.rms is None else _pixel_norm(step.rms, factors[index])
     if isinstance(step, AttentionStep):
         q, k, v = (_matrix(layer, 1.0, 1.0) for layer in (step.q, step.k, step.v))
-        return ReadyAttention(step, q, k, v, _matrix(step.out, scale, scale), next_norm)
-    before = factors[index] if step.norm is None else 1.0
+        if step.q is step.k:
+            weights, biases = q[0].chunk(3), (None,) * 3 if q[1] is None else q[1].chunk(3)
+            q, k, v = zip(weights, biases, strict=True)
+        out = _matrix(step.out, scale, scale)
+        more = step.head_dim - step.in_channels // step.heads
+        if more:
+            q, k, v = (_with_zeros(layer, more) for layer in (q, k, v))
+            out = (F.pad(out[0], (0, more)), out[1])
+        return ReadyAttention(step, q, k, v, out, next_norm, rms)
+    before = factors[index] if step.norm is None and rms is None else 1.0
     through: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     if step.shortcut is not None:
         through = _matrix(step.shortcut, scale / factors[index - 1], scale)
     weight, bias = _scaled(step.conv.weight, scale / before), _scaled(step.conv.bias, scale)
     assert weight is not None
-    return ReadyConv(step, ConvWeights(weight, bias, *through), next_norm)
+    weight = weight[:, :, -1] if weight.ndim == 5 else weight
+    return ReadyConv(step, ConvWeights(weight, bias, *through), next_norm, rms)
+
+
+def _with_zeros(
+    layer: tuple[torch.Tensor, torch.Tensor | None], more: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A layer that makes so many zeros more."""
+    weight, bias = layer
+    return F.pad(weight, (0, 0, 0, more)), None if bias is None else F.pad(bias, (0, more))
+
+
+def _pixel_norm(module: Any, scale: float) -> PixelNorm:
+    """That of images multiplied by `scale`; 1e-12 is torch.nn.functional.normalize's."""
+    gamma = module.gamma.detach().flatten()
+    wide = gamma.to(torch.promote_types(gamma.dtype, torch.float32))
+    return PixelNorm(wide * gamma.numel() ** 0.5, 1e-12 * scale)
 
 
 def _matrix(

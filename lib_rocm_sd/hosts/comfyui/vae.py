@@ -93,9 +93,13 @@ class Coder(VaeStandIn):
         return "; ".join(why or usable(device))
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
-        image = args[0]
-        if not isinstance(image, torch.Tensor) or image.ndim != 4:
-            return "it is not given pictures, (N, C, H, W), but perhaps a video"
+        image, frames = args[0], ""
+        if self.program.is_over_time:
+            frames = self.refused_frames(*args, **kwargs)
+        elif not isinstance(image, torch.Tensor) or image.ndim != 4:
+            frames = "it is not given pictures, (N, C, H, W), but perhaps a video"
+        if frames:
+            return frames
         weight = next(self.module.parameters())
         return super().refusal(image) or self.unfit(weight.dtype, image.device)
 

@@ -56,7 +56,11 @@ class DiffusersStandIn(VaeStandIn):
         return args[0] if args else None
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
-        if any(item is not None for item in (*args[1:], *kwargs.values())):
+        if self.program.is_over_time:
+            frames = self.refused_frames(*args, **kwargs)
+            if frames:
+                return frames
+        elif any(item is not None for item in (*args[1:], *kwargs.values())):
             return "it was given more than an image"
         left_to_us = self.wish == VaeWish()
         why = super().refusal(args[0]) or _own_way(self._vae)

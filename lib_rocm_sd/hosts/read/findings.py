@@ -30,6 +30,11 @@ CONV_CLASSES = {
 }
 FORGES_LINEAR = "backend.operations.ForgeOperations.Linear"
 """Not torch's, but with the same parameters and sizes."""
+CAUSAL_CONV_CLASSES = {
+    "diffusers.models.autoencoders.autoencoder_kl_qwenimage.QwenImageCausalConv3d",
+    "diffusers.models.autoencoders.autoencoder_kl_wan.WanCausalConv3d",
+    "comfy.ldm.wan.vae.CausalConv3d",
+}
 LINEAR_CLASSES = {
     "torch.nn.modules.linear.Linear",
     "diffusers.models.lora.LoRACompatibleLinear",
@@ -267,6 +272,23 @@ class Findings:
         }
         place = _at(owner, path, within)
         return self._leaf(place, nn.Conv2d, CONV_CLASSES, expected, CONV_SETTINGS)
+
+    def causal_conv(
+        self, owner: Any, path: str, within: str = "", kernel: int = 3
+    ) -> nn.Conv3d | None:
+        """What is there if it is a convolution that pads sides evenly and time in front."""
+        pad = kernel // 2
+        expected = {
+            "kernel_size": (kernel,) * 3,
+            "stride": (1, 1, 1),
+            "padding": (0, 0, 0),
+            "_padding": (pad, pad, pad, pad, 2 * pad, 0),
+            "dilation": (1, 1, 1),
+            "groups": 1,
+            "padding_mode": "zeros",
+        }
+        place, watched = _at(owner, path, within), (*CONV_SETTINGS, "_padding")
+        return self._leaf(place, nn.Conv3d, CAUSAL_CONV_CLASSES, expected, watched)
 
     def linear(self, owner: Any, path: str, within: str = "") -> nn.Linear | None:
         """What is there if it is a plain Linear, with or without a bias."""

@@ -13,6 +13,8 @@ from torch import nn
 
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import PROCESSORS
+from lib_rocm_sd.hosts.read.vae_frames import FAMILIES as FAMILIES_OF_FRAMES
+from lib_rocm_sd.hosts.read.vae_frames import WanComfy, WanDiffusers
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Recipe, Step
 
 FAMILIES = (
@@ -24,18 +26,22 @@ FAMILIES = (
 
 
 def read(module: nn.Module) -> Recipe:
-    """The steps of ldm's, sgm's, SD3's, Flux's, ComfyUI's or diffusers' Decoder or Encoder.
+    """The steps of ldm's, sgm's, SD3's, Flux's, ComfyUI's or diffusers' Decoder or Encoder, of
+    Wan's and Qwen-Image's for a single frame.
 
     `reasons` is empty exactly if they were read completely. The module is not changed.
     """
     family = type(module).__module__
     of_diffusers = family.split(".")[0] == "diffusers"
     role = "encoder" if "Encoder" in type(module).__name__ else "decoder"
-    if not of_diffusers and not is_known(family):
+    of_frames = family in FAMILIES_OF_FRAMES
+    if not (of_diffusers or of_frames or is_known(family)):
         return Recipe(role, (), (f"{type(module).__name__} of {family} is not known",))
     found = Findings("diffusers" if of_diffusers else family)
     found.everywhere()
-    reader = (Diffusers if of_diffusers else Ldm)(found, role)
+    reader: Any = (Diffusers if of_diffusers else Ldm)(found, role)
+    if of_frames:
+        reader = (WanDiffusers if of_diffusers else WanComfy)(found, role)
     reader.coder(module)
     _check(found, module, reader.steps)
     return Recipe(role, () if found.reasons else tuple(reader.steps), tuple(found.reasons))
