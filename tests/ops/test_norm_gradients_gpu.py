@@ -12,7 +12,6 @@ from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
-from lib_rocm_sd.runtime import launcher
 from tests.ops.gradients import displaced, faults, same
 from tests.ops.running import compute
 from tests.ops.toy_op import User
@@ -26,13 +25,6 @@ DISPLACED = [(op, p) for op in NORMS for p in (op.cases[1], op.usual[0][1])]
 
 def named(item: Any) -> str:
     return str(getattr(item, "name", item))
-
-
-@pytest.fixture(scope="module")
-def launch() -> Launch:
-    arch = identify(DEVICE).arch
-    assert arch is not None
-    return launcher.launcher_for(DEVICE, arch)
 
 
 def run(op: Any, launch: Launch, inputs: Any) -> Any:

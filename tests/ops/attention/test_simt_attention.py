@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.base import KernelSpec
 from tests import executed
 from tests.ops.attention.judge import numbers
 from tests.ops.attention.layouts import LAYOUTS, lay_out
-from tests.ops.running import compute
+from tests.ops.running import compute, sanitized
 from tests.verify import simt
 from tests.verify.simt.attention import (
     HEAD_DIMS,
@@ -203,13 +203,6 @@ def test_a_row_of_minus_infinity_without_a_mask_is_nan() -> None:
     q[0, 2] = 1.0
     k[:] = -math.inf
     assert attend(Setting("gfx1100"), q, k, v)[0, 2].isnan().all()
-
-
-def sanitized(sanitize: str) -> str:
-    reason = simt.missing(sanitize)
-    if reason:
-        pytest.skip(reason)
-    return sanitize
 
 
 @pytest.mark.parametrize("head_dim", [40, 160, 512])

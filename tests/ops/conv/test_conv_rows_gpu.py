@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,7 @@ from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.conv.torch import LibraryConv
-from lib_rocm_sd.runtime import launcher
-from tests.ops.running import bind, compute
+from tests.ops.running import bind, compute, error
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda:0")
@@ -45,19 +43,6 @@ LAYERS = tuple(
     )
     if problem.kind == "3x3" or taken == made
 )
-
-
-@pytest.fixture(scope="module")
-def launch() -> Launch:
-    arch = identify(DEVICE).arch
-    assert arch is not None
-    return launcher.launcher_for(DEVICE, arch)
-
-
-def error(output: torch.Tensor, exact: torch.Tensor) -> float:
-    """Largest absolute difference; infinity where there is NaN."""
-    largest = (output.double().cpu() - exact.cpu()).abs().max().item()
-    return largest if math.isfinite(largest) else math.inf
 
 
 def check(launch: Launch, problem: ConvProblem, every: bool) -> None:

@@ -26,8 +26,7 @@ from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, GROUP_NORM_SILU, STAT
 from lib_rocm_sd.ops.group_norm.ours import KernelGroupNorm
 from lib_rocm_sd.ops.group_norm.problem import ODD, USUAL, FinalizeProblem, GroupNormProblem
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
-from lib_rocm_sd.runtime import launcher
-from tests.ops.running import compute
+from tests.ops.running import compute, error
 from tests.ops.toy_op import User
 
 pytestmark = pytest.mark.gpu
@@ -35,23 +34,10 @@ DEVICE = torch.device("cuda:0")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def launch() -> Launch:
-    arch = identify(DEVICE).arch
-    assert arch is not None
-    return launcher.launcher_for(DEVICE, arch)
-
-
 def configs() -> tuple[kernel.GroupNormConfig, ...]:
     arch = identify(DEVICE).arch
     assert arch is not None
     return kernel.configs(arch)
-
-
-def error(output: torch.Tensor, exact: torch.Tensor) -> float:
-    """Largest absolute difference; infinity where there is NaN."""
-    largest = (output.double().cpu() - exact.cpu()).abs().max().item()
-    return largest if math.isfinite(largest) else math.inf
 
 
 def allowed(exact: torch.Tensor, *inputs: Any) -> float:

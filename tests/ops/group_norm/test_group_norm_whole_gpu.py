@@ -28,8 +28,7 @@ from lib_rocm_sd.ops.group_norm.problem import (
     NormProblem,
 )
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
-from lib_rocm_sd.runtime import launcher
-from tests.ops.running import bind, compute
+from tests.ops.running import bind, compute, error
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda:0")
@@ -48,17 +47,6 @@ def arch() -> Arch:
     found = identify(DEVICE).arch
     assert found is not None
     return found
-
-
-@pytest.fixture(scope="module")
-def launch() -> Launch:
-    return launcher.launcher_for(DEVICE, arch())
-
-
-def error(output: torch.Tensor, exact: torch.Tensor) -> float:
-    """Largest absolute difference; infinity where there is NaN."""
-    largest = (output.double().cpu() - exact.cpu()).abs().max().item()
-    return largest if math.isfinite(largest) else math.inf
 
 
 def allowed(exact: torch.Tensor, inputs: Any) -> float:

@@ -19,7 +19,7 @@ from lib_rocm_sd.ops.group_norm.problem import ODD, FinalizeProblem, GroupNormPr
 from lib_rocm_sd.ops.group_norm.torch import TorchGroupNorm
 from tests import executed
 from tests.ops.attention.judge import Errors
-from tests.ops.running import compute
+from tests.ops.running import compute, sanitized
 from tests.verify import simt
 from tests.verify.simt.attention import UNITS
 from tests.verify.simt.launch import ShimLaunch
@@ -221,13 +221,6 @@ def test_the_order_of_waves_changes_nothing() -> None:
     inputs = draw(NHWC)
     outputs = [Setting("gfx1100", seed).run(group_norm, *inputs) for seed in range(4)]
     assert all(torch.equal(outputs[0], output) for output in outputs[1:])
-
-
-def sanitized(sanitize: str) -> str:
-    reason = simt.missing(sanitize)
-    if reason:
-        pytest.skip(reason)
-    return sanitize
 
 
 @pytest.mark.parametrize("problem", [replace(NHWC, channels=36, groups=4), NHWC, NCHW], ids=str)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lib_rocm_sd import functional
-from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import Engine
 from lib_rocm_sd.ops.base import Launch
 from lib_rocm_sd.ops.layer_norm import kernel
@@ -18,7 +17,6 @@ from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, LAYER_NORM_BIASED
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.layer_norm.problem import ODD, USUAL, LayerNormProblem
-from lib_rocm_sd.runtime import launcher
 from tests.ops.layer_norm.judge import apart, faults, misaligned, op_of, pair_of, placed
 from tests.ops.running import bind, compute
 from tests.ops.toy_op import User
@@ -26,13 +24,6 @@ from tests.ops.toy_op import User
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda:0")
 CASES = [*ODD, *dict.fromkeys(problem for _, problem in USUAL)]
-
-
-@pytest.fixture(scope="module")
-def launch() -> Launch:
-    arch = identify(DEVICE).arch
-    assert arch is not None
-    return launcher.launcher_for(DEVICE, arch)
 
 
 def draw(problem: LayerNormProblem, seed: int = 3) -> Any:

@@ -27,7 +27,7 @@ from tests.ops.layer_norm.judge import (
     pair_of,
     placed,
 )
-from tests.ops.running import compute
+from tests.ops.running import compute, sanitized
 from tests.verify import simt
 from tests.verify.simt.attention import UNITS
 from tests.verify.simt.launch import ShimLaunch
@@ -315,13 +315,6 @@ def test_the_order_of_waves_changes_nothing() -> None:
     for problem in (SMALL, WIDE, LONG):
         outputs = [Setting("gfx1100", seed).run(draw(problem)) for seed in range(4)]
         assert all(same(outputs[0], output) for output in outputs[1:])
-
-
-def sanitized(sanitize: str) -> str:
-    reason = simt.missing(sanitize)
-    if reason:
-        pytest.skip(reason)
-    return sanitize
 
 
 @pytest.mark.parametrize("layout", ["plain", "misaligned", "apart"])

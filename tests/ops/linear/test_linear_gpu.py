@@ -19,8 +19,7 @@ from lib_rocm_sd.ops.linear.op import LINEAR, apart
 from lib_rocm_sd.ops.linear.ours import MatrixLinear
 from lib_rocm_sd.ops.linear.problem import ODD, USUAL, LinearProblem
 from lib_rocm_sd.ops.linear.torch import LibraryLinear, TorchLinear
-from lib_rocm_sd.runtime import launcher
-from tests.ops.running import compute
+from tests.ops.running import compute, error
 from tests.ops.toy_op import User
 
 pytestmark = pytest.mark.gpu
@@ -28,24 +27,11 @@ DEVICE = torch.device("cuda:0")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def launch() -> Launch:
-    arch = identify(DEVICE).arch
-    assert arch is not None
-    return launcher.launcher_for(DEVICE, arch)
-
-
 def configs(dtype: str, gate: bool = False) -> list[LinearConfig]:
     """Every size, with all of k and with three parts of it."""
     arch = identify(DEVICE).arch
     assert arch is not None
     return [replace(size, parts=n) for size in kernel.sizes(arch, dtype, gate) for n in (1, 3)]
-
-
-def error(output: torch.Tensor, exact: torch.Tensor) -> float:
-    """Largest absolute difference; infinity where there is NaN."""
-    largest = (output.double().cpu() - exact.cpu()).abs().max().item()
-    return largest if math.isfinite(largest) else math.inf
 
 
 def rounded_once(inputs: LinearInputs) -> LinearInputs:

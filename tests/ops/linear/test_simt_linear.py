@@ -21,7 +21,7 @@ from lib_rocm_sd.ops.linear.problem import ODD, LinearProblem
 from lib_rocm_sd.ops.linear.torch import TorchLinear
 from tests import executed
 from tests.ops.attention.judge import Errors
-from tests.ops.running import compute
+from tests.ops.running import compute, sanitized
 from tests.verify import simt
 from tests.verify.simt.launch import ShimLaunch
 
@@ -202,13 +202,6 @@ def test_the_gate_is_gelu_over_its_whole_range(dtype: str) -> None:
     assert output[:-1].sub(exact).abs().max() <= exact.to(inputs.x.dtype).sub(exact).abs().max()
     small = (gate > -3.8) & (gate < 0)
     assert (output[:-1] / exact - 1)[small].abs().max() <= torch.finfo(inputs.x.dtype).eps
-
-
-def sanitized(sanitize: str) -> str:
-    reason = simt.missing(sanitize)
-    if reason:
-        pytest.skip(reason)
-    return sanitize
 
 
 @pytest.mark.parametrize("parts", [1, 2])
