@@ -33,13 +33,13 @@ def libraries(release: str, folder: Path = FOLDER) -> Path:
     return found
 
 
-def python(release: str, made: Path, folder: Path = FOLDER, preload: Path | None = None) -> Path:
+def python(release: str, made: Path, preload: Path | None = None) -> Path:
     """`made`, a program that is this interpreter under the release's C library, with a library
     loaded first. Raises MissingError where that C library is too old for this interpreter.
     """
-    found = libraries(release, folder)
-    loader = next((folder / release).rglob("ld-linux-x86-64.so.2"))
-    places = f"{found}:{folder / release / 'lib' / 'x86_64-linux-gnu'}"
+    found = libraries(release)
+    loader = next((FOLDER / release).rglob("ld-linux-x86-64.so.2"))
+    places = f"{found}:{FOLDER / release / 'lib' / 'x86_64-linux-gnu'}"
     first = ["--preload", preload] if preload else []
     words = [loader, *first, "--argv0", sys.executable, "--library-path", places, sys.executable]
     made.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n', encoding="utf-8")

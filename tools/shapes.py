@@ -197,12 +197,12 @@ def _distances(x: Tensor, y: Tensor) -> list[Tensor]:
     ]
 
 
-def _star(x: Tensor, y: Tensor, radius: Tensor, inner: float = 0.45) -> Tensor:
+def _star(x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
     sector = math.pi / 5
     angle = torch.atan2(x, -y)
     folded = (torch.remainder(angle + sector, 2 * sector) - sector).abs()
     u, v = radius * torch.cos(folded), radius * torch.sin(folded)
-    du, dv = inner * math.cos(sector) - 1.0, inner * math.sin(sector)
+    du, dv = 0.45 * math.cos(sector) - 1.0, 0.45 * math.sin(sector)
     return (-(u - 1.0) * dv + v * du) / -math.hypot(du, dv)
 
 

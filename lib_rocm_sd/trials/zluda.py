@@ -171,8 +171,6 @@ def probe(
     here: Place,
     key: str,
     spawn: Callable[[], Link] = Link,
-    limit_s: float = LIMIT_S,
-    compiling_limit_s: float = COMPILING_LIMIT_S,
 ) -> Verdict:
     """Have a child go through its steps; the verdict, kept under `key` unless its reason passes."""
 
@@ -196,7 +194,7 @@ def probe(
         child.send({"kind": "open", **here.as_dict(), "torch": "zluda"})
         child.send(head, blobs)
         while True:
-            answer = child.receive(compiling_limit_s if "compiles" in step else limit_s)
+            answer = child.receive(COMPILING_LIMIT_S if "compiles" in step else LIMIT_S)
             if answer is None:
                 outcome, reason = ended(child.status(), child.words())
                 if outcome == KILLED:
