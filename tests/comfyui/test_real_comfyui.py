@@ -23,6 +23,7 @@ from tests.webui.surface import Mirror
 OWN = {
     "a smaller model": (
         "comfy/sd.py::CONFIG",
+        "comfy/cldm/cldm.py::ControlNet.__init__",
         "comfy/model_base.py::BaseModel.__init__",
         "comfy/ldm/modules/diffusionmodules/openaimodel.py::UNetModel.__init__",
         *(
