@@ -342,7 +342,7 @@ def test_values_are_looked_at_after_a_pause_and_now_and_then(
             assert looks == [len(copies(unet, patch))] * expected
 
 
-def test_what_a_step_looks_at_of_adapters_is_a_fifth_of_it(
+def test_a_step_looks_at_adapters_by_few_calls(
     inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a recorded step Python does little else."""
@@ -356,7 +356,7 @@ def test_what_a_step_looks_at_of_adapters_is_a_fifth_of_it(
             step = partial(models.step, unet, inputs)
             counts.append(min(calls_of(step) for _ in range(3)))
     plain, with_adapters = counts
-    assert plain < with_adapters < 1.2 * plain
+    assert plain < with_adapters < 1.03 * plain
 
 
 @torch.no_grad()
