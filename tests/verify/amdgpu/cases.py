@@ -37,7 +37,7 @@ SCALES = (None, -0.3, None, 0.0, None, 3.0, -0.05)
 
 
 def attention(gfx: str) -> Iterator[Case]:
-    """Every config of every usual head_dim, both half types, every kind of mask."""
+    """Every config of every usual head_dim, both half types, every kind of mask, windows."""
     arch = by_gfx(gfx)
     assert arch is not None
     turn = 0
@@ -53,6 +53,8 @@ def attention(gfx: str) -> Iterator[Case]:
             yield case
         for of in ("keys", "queries", "heads")[turn % 3 : turn % 3 + 1]:
             yield replace(case, mask_of=of, scale=-0.2)
+    windows = AttentionProblem(1, 2, 64, 64, 32, "float16", "float32")
+    yield Case(gfx, "attention", windows, mask_of="whole", scale=30**-0.5)  # as SwinIR has them
 
 
 def _each_way(
