@@ -6,8 +6,10 @@ ROCM_SD_COMFYUI_PYTHON is a Python that has what ComfyUI's requirements.txt asks
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -256,6 +258,17 @@ def test_cancel_amid_bands_ends_the_decode(checkout: Path, python: str, tmp_path
     (how,) = (what for kind, what in made.messages if kind == "execution_interrupted")
     assert how["node_type"] == "VAEDecode"
     assert "ComfyUI's own, " not in after
+
+
+def test_a_picture_of_wans_vae_is_ours_and_a_video_comfyuis(checkout: Path, python: str) -> None:
+    command = (python, "-m", "tests.comfyui.real_wan_vae", str(checkout))
+    place = Path(__file__).resolve().parents[2]
+    made = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    for coder in json.loads(made.stdout.splitlines()[-1]).values():
+        assert coder["reasons"] == []
+        assert 0 < coder["picture"] < 1e-5
+        assert coder["video"] == 0
 
 
 def largest_difference(one: bytes, other: bytes) -> int:
