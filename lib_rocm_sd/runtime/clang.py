@@ -83,32 +83,31 @@ class Clang(Compiler):
     def compile(
         self, source: str, entry: str, arch: Arch, defines: Mapping[str, int], file_name: str
     ) -> bytes:
-        with process.work_folder() as work:
-            (work / "kernel.hip").write_text(source, encoding="utf-8")
-            self._take(self._steps(arch, defines), work, arch, source, file_name)
-            return (work / "kernel.co").read_bytes()
+        return self._made("kernel.co", self._steps(arch, defines), arch, source, file_name)
 
     def assembly(self, source: str, arch: Arch, defines: Mapping[str, int], file_name: str) -> str:
         """What `compile` makes of `source` on the way, before it is assembled. Raises
         CompileError.
         """
-        with process.work_folder() as work:
-            (work / "kernel.hip").write_text(source, encoding="utf-8")
-            self._take(self._steps(arch, defines)[:1], work, arch, source, file_name)
-            return (work / "kernel.s").read_text(encoding="utf-8")
+        steps = self._steps(arch, defines)[:1]
+        return self._made("kernel.s", steps, arch, source, file_name).decode("utf-8")
 
-    def _take(
-        self, steps: Sequence[list[str]], work: Path, arch: Arch, source: str, file_name: str
-    ) -> None:
+    def _made(
+        self, name: str, steps: Sequence[list[str]], arch: Arch, source: str, file_name: str
+    ) -> bytes:
+        """The file of this name, which the steps write. Raises CompileError."""
         limit_s = process.time_limit_s()
         deadline = time.monotonic() + limit_s
-        for step in steps:
-            result = process.run(step, max(deadline - time.monotonic(), 0.001), cwd=work)
-            if result.hung:
-                hangs.note(self.identity(), limit_s)
-            if result.trouble:
-                message = f"{file_name} for {arch.gfx}: {result.trouble}"
-                raise CompileError(self.name, message, result.output, source)
+        with process.work_folder() as work:
+            (work / "kernel.hip").write_text(source, encoding="utf-8")
+            for step in steps:
+                result = process.run(step, max(deadline - time.monotonic(), 0.001), cwd=work)
+                if result.hung:
+                    hangs.note(self.identity(), limit_s)
+                if result.trouble:
+                    message = f"{file_name} for {arch.gfx}: {result.trouble}"
+                    raise CompileError(self.name, message, result.output, source)
+            return (work / name).read_bytes()
 
     def _steps(self, arch: Arch, defines: Mapping[str, int]) -> list[list[str]]:
         """To assembly, to an object, linked: the same three steps whether or not the driver can
