@@ -76,6 +76,7 @@ TEXT = TextTable(
         lines.field("FLIP", 7, "flip", ".4f", "-"),
         lines.field("of 255", 6, "largest", ".0f", "-"),
     ),
+    lambda row: "".join(f"  ({text})" for text in (row.slowed, row.note) if text),
     absent="not measured",
 )
 
@@ -180,6 +181,9 @@ class _Suite:
         self.args, self.device, self.dtype = args, device, dtype
         self.small = args.small or device.type == "cpu"
         self.painter = cache(self._painter)
+        count = torch.cuda.device_count() if device.type == "cuda" else 1
+        if args.cards > count:
+            raise UsageError(f"--cards {args.cards}: torch has {count}")
         self._given: Painter | None = None
         if args.model:
             try:
@@ -302,10 +306,7 @@ class _Suite:
 
     def _copies(self, painter: Painter) -> list[Painter]:
         """One for each card."""
-        count = torch.cuda.device_count() if self.device.type == "cuda" else 1
-        if self.args.cards > count:
-            raise ValueError(f"--cards {self.args.cards}: torch has {count}")
-        others = (torch.device("cuda", place) for place in range(count))
+        others = (torch.device("cuda", place) for place in range(torch.cuda.device_count()))
         more = [device for device in others if device != painter.device][: self.args.cards - 1]
         return [painter, *(painter.on(device) for device in more)]
 
@@ -361,7 +362,7 @@ class _Suite:
                 write_json(self.args.json, content)
             if self.args.page:
                 write_json(self.args.page / self.document.name, content)
-                if not incomplete:
+                if incomplete != GOES_ON:
                     documents, _ = document.gathered(self.args.page)
                     say(f"see {page.write(self.args.page, documents)}")
         except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from lib_rocm_sd import __main__, cache
 from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import suite as command
 from lib_rocm_sd.commands.little_model import MODEL
+from lib_rocm_sd.lab import model_cases
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.suite import captions, document, quality, run, serving
 from lib_rocm_sd.lab.suite.document import SuiteDocument
@@ -262,6 +263,41 @@ def test_an_upscaler_by_ours(monkeypatch: pytest.MonkeyPatch) -> None:
             command.WAYS[name](painter.pipeline).__enter__()
 
 
+def test_turns_before_a_card_disappeared_are_kept(
+    painters: dict[str, Painter | Enlarger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory cannot be given back either, once it is gone."""
+    cleaned: list[torch.device] = []
+
+    def clean(device: torch.device) -> None:
+        cleaned.append(device)
+        if len(cleaned) > 2:  # after float32 and the first turn
+            raise RuntimeError("HIP error: the device was lost")
+
+    monkeypatch.setattr(run, "clean", clean)
+    workload = next(w for w in WORKLOADS if w.kind == "decode").small()
+    ways = {"sdp": command._sdp}
+    plan = run.Plan([workload], painters.__getitem__, ways, lambda: "", 3, 1, PROMPTS, len)
+    row = next(run.rows(plan))
+    assert row.median > 0 and not row.reason
+    assert row.note == "ended early: RuntimeError: HIP error: the device was lost"
+    assert "the device was lost" in command.TEXT.line(row)
+
+
+def test_a_lora_without_peft_is_a_reason(
+    painters: dict[str, Painter | Enlarger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(unet: Any) -> None:
+        raise ModuleNotFoundError("No module named 'peft'")
+
+    monkeypatch.setattr(model_cases, "add_lora", absent)
+    workload = next(w for w in WORKLOADS if w.kind == "lora").small()
+    ways = {"sdp": command._sdp}
+    plan = run.Plan([workload], painters.__getitem__, ways, lambda: "", 1, 1, PROMPTS, len)
+    (row,) = run.rows(plan)
+    assert row.reason == "ModuleNotFoundError: No module named 'peft'"
+
+
 def test_two_at_once_are_refused() -> None:
     held, done = threading.Event(), threading.Event()
 
@@ -287,6 +323,7 @@ def test_two_at_once_are_refused() -> None:
         (("--workload", "nothing"), "no workload"),
         (("--way", "nothing"), "no way"),
         (("--cards", "0"), "at least 1"),
+        (("--cards", "2", "--device", "cpu"), "--cards 2: torch has 1"),
         (("--clip", "there"), "--captions"),
         (("--clip", "there", "--captions", "README.md", "--workload", "512"), "is no CLIP"),
         (("--captions", "nowhere.txt"), "--captions"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,7 +76,7 @@ def _of_workload(plan: Plan, workload: Workload) -> Iterator[Row]:
             painter = painter.with_lora()
         plan.told(f"{workload.name}: in float32")
         exact, absent = _exact(painter, workload, plan.prompts)
-    except FAILED as failure:
+    except (ImportError, *FAILED) as failure:  # PEFT may be missing
         for name in plan.ways:
             yield Row("picture", workload.name, name, "s", reason=why(failure))
         return
@@ -100,15 +100,22 @@ def _exact(
 ) -> tuple[Any, str]:
     """The workload's first picture in float32, or why there is none."""
     try:
-        with no_tf32():
+        with _cleaned(painter.device), no_tf32():
             shot = painter.in_float32().paint(workload, prompts)
     except FAILED as failure:
         return None, f"not compared with float32: {why(failure)}"
-    finally:
-        clean(painter.device)
     if shot.trouble:
         return None, f"not compared with float32: there {shot.trouble}"
     return shot.images[0], ""
+
+
+@contextmanager
+def _cleaned(device: torch.device) -> Iterator[None]:
+    """Give memory back afterwards, which fails on a card that has been lost."""
+    try:
+        yield
+    finally:
+        clean(device)
 
 
 def _take_turn(
@@ -118,7 +125,7 @@ def _take_turn(
     if tally.reason:
         return
     try:
-        with plan.ways[name](painter.pipeline) as ran:
+        with _cleaned(painter.device), plan.ways[name](painter.pipeline) as ran:
             first = painter.paint(workload, plan.prompts)
             if math.isnan(tally.first_s):
                 tally.first_s = first.seconds
@@ -134,8 +141,6 @@ def _take_turn(
         tally.reason = str(reason)
     except FAILED as failure:
         tally.reason = why(failure)
-    finally:
-        clean(painter.device)
 
 
 def _finished(
@@ -148,9 +153,10 @@ def _finished(
 ) -> Iterator[Row]:
     """`pictures`: of a turn."""
     row = Row("picture", workload.name, name, "s", reason=tally.reason)
-    if tally.reason:
+    if not tally.shots:
         yield row
         return
+    ended = f"ended early: {tally.reason}" if tally.reason else ""
     steps = [step for shot in tally.shots for step in shot.steps]
     cpu = [shot.cpu / len(shot.steps) for shot in tally.shots if shot.steps]
     row = replace(
@@ -160,7 +166,8 @@ def _finished(
         peak_mib=tally.peak_mib,
         cpu_ms=1000 * statistics.median(cpu) if cpu else NAN,
         ran=tally.ran,
-        note="; ".join(filter(None, (tally.trouble, absent))),
+        reason="",
+        note="; ".join(filter(None, (ended, tally.trouble, absent))),
         **measured_power(tally.sensors, pictures),
     )
     if apart is not None:
