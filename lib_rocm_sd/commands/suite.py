@@ -59,8 +59,14 @@ SCENARIO_WAYS = ("sdp", page.OURS)
 PARTS_OF_A_PICTURE = ("text encoder", "step", "decode", "upscale", "host")
 """They stand in the result alone."""
 LOCK = "suite"
+
+
+def _psnr(row: Row) -> str:
+    return "equal" if row.largest == 0 else lines.figure(row.psnr, ".1f")
+
+
 TEXT = TextTable(
-    (lines.field("workload", -28, "case"), lines.field("way", -20, "way")),
+    (lines.field("way", -20, "way"),),
     (
         lines.field("what", -12, "test"),
         lines.field("median", 9, "median", ".4g", "-"),
@@ -71,7 +77,7 @@ TEXT = TextTable(
         lines.field("CPU ms", 7, "cpu_ms", ".1f", "-"),
         lines.field("W", 5, "power_w", ".0f", "-"),
         lines.field("J", 6, "energy_j", ".0f", "-"),
-        lines.field("PSNR", 6, "psnr", ".1f", "-"),
+        lines.Column("PSNR", 6, _psnr),
         lines.field("SSIM", 7, "ssim", ".4f", "-"),
         lines.field("FLIP", 7, "flip", ".4f", "-"),
         lines.field("of 255", 6, "largest", ".0f", "-"),
@@ -127,7 +133,8 @@ def main(args: argparse.Namespace) -> int:
         suite = _Suite(args, chosen, device, dtype)
         status = suite.measure()
     whole = [row for row in suite.document.rows if row.test not in PARTS_OF_A_PICTURE]
-    print("\n".join(TEXT.lines(whole)))
+    for case in dict.fromkeys(row.case for row in whole):
+        print(TEXT.under(case, [row for row in whole if row.case == case]), end="\n\n")
     return status or _compared(suite.document, before)
 
 

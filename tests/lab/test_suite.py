@@ -105,6 +105,9 @@ def test_a_run_writes_all_that_it_measured(
     assert next(row for row in content["rows"] if row["part"] == "picture")["energy_j"] is None
     printed = capsys.readouterr().out
     assert "Doggettx-like" in printed and "text encoder" not in printed
+    heading, head, first, *_ = printed.splitlines()
+    assert heading == "SD 1.5 512x512, reduced to 64x64 and 3 steps"
+    assert first.startswith("sdp") and head.index("PSNR") + 4 == first.index("equal") + 5
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert path.name in page and "no MLPerf results" in page
     pictures = sorted(each.name for each in (tmp_path / "pictures" / path.stem).iterdir())
