@@ -280,7 +280,9 @@ def test_turns_before_a_card_disappeared_are_kept(
     monkeypatch.setattr(run, "clean", clean)
     workload = next(w for w in WORKLOADS if w.kind == "decode").small()
     ways = {"sdp": command._sdp}
-    plan = run.Plan([workload], painters.__getitem__, ways, lambda: "", 3, 1, PROMPTS, len)
+    plan = run.Plan(
+        [workload], painters.__getitem__, ways, lambda: "", 3, 1, PROMPTS, lambda text: None
+    )
     row = next(run.rows(plan))
     assert row.median > 0 and not row.reason
     assert row.note == "ended early: RuntimeError: HIP error: the device was lost"
@@ -296,7 +298,9 @@ def test_a_lora_without_peft_is_a_reason(
     monkeypatch.setattr(model_cases, "add_lora", absent)
     workload = next(w for w in WORKLOADS if w.kind == "lora").small()
     ways = {"sdp": command._sdp}
-    plan = run.Plan([workload], painters.__getitem__, ways, lambda: "", 1, 1, PROMPTS, len)
+    plan = run.Plan(
+        [workload], painters.__getitem__, ways, lambda: "", 1, 1, PROMPTS, lambda text: None
+    )
     (row,) = run.rows(plan)
     assert row.reason == "ModuleNotFoundError: No module named 'peft'"
 
