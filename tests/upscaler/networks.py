@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,44 +31,43 @@ def _double(name: str) -> Any:
 
 
 @cache
-def _spandrel() -> Any:
-    """What has spandrel's classes."""
-    try:
-        from spandrel.architectures.Compact.arch.SRVGG import SRVGGNetCompact
-        from spandrel.architectures.ESRGAN.arch.RRDB import RRDBNet
-        from spandrel.architectures.SPAN.arch.span import SPAN
-    except ImportError:
-        return _double("spandrel")
-    return SimpleNamespace(RRDBNet=RRDBNet, SRVGGNetCompact=SRVGGNetCompact, SPAN=SPAN)
+def _class(file: str, name: str, double: str = "spandrel") -> Any:
+    """spandrel's class of that file, which lies in `arch` or, from 0.4.2 on, in `__arch`."""
+    kind, stem = file.split("/")
+    for folder in ("__arch", "arch"):
+        with suppress(ImportError):
+            return getattr(import_module(f"spandrel.architectures.{kind}.{folder}.{stem}"), name)
+    return getattr(_double(double), name)
 
 
 def rrdb(**settings: Any) -> Any:
     settings = {"num_filters": 16, "num_blocks": 2, **settings}
-    return _spandrel().RRDBNet(**settings)
+    return _class("ESRGAN/RRDB", "RRDBNet")(**settings)
 
 
 def compact(**settings: Any) -> Any:
-    return _spandrel().SRVGGNetCompact(**{"num_feat": 24, "num_conv": 19, **settings})
+    settings = {"num_feat": 24, "num_conv": 19, **settings}
+    return _class("Compact/SRVGG", "SRVGGNetCompact")(**settings)
 
 
 def span(**settings: Any) -> Any:
     settings = {"num_in_ch": 3, "num_out_ch": 3, "feature_channels": 20, **settings}
-    return _spandrel().SPAN(**{"upscale": 2, "norm": False, **settings})
-
-
-@cache
-def _swinirs() -> Any:
-    try:
-        from spandrel.architectures.SwinIR import SwinIR
-    except ImportError:
-        return _double("swinir").SwinIR
-    return SwinIR
+    return _class("SPAN/span", "SPAN")(**{"upscale": 2, "norm": False, **settings})
 
 
 def _swinir(**settings: Any) -> Any:
-    sizes = {"img_size": 16, "window_size": 4, "embed_dim": 36, "mlp_ratio": 2.0, "upscale": 2}
+    """`img_size`: what it has masks for; those of other sizes are float32, which its half run does
+    not take.
+    """
+    sizes = {
+        "img_size": (24, 16),
+        "window_size": 4,
+        "embed_dim": 36,
+        "mlp_ratio": 2.0,
+        "upscale": 2,
+    }
     depths = {"depths": [3, 1], "num_heads": [3, 3], "upsampler": "nearest+conv"}
-    return _swinirs()(**{**sizes, **depths, **settings})
+    return _class("SwinIR/SwinIR", "SwinIR", "swinir")(**{**sizes, **depths, **settings})
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
@@ -92,6 +92,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
         in_chans=1,
         img_range=255.0,
         window_size=7,
+        img_size=21,
         num_heads=[2, 4],
         embed_dim=32,
     ),

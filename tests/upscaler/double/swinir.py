@@ -158,7 +158,7 @@ class SwinIR(nn.Module):
     def __init__(
         self,
         *,
-        img_size: int,
+        img_size: int | tuple[int, int],
         in_chans: int = 3,
         embed_dim: int,
         depths: list[int],
