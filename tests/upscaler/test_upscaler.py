@@ -384,6 +384,14 @@ def _approximate(module: Any) -> None:
     module.layers[1].residual_group.blocks[0].mlp.act.approximate = "tanh"
 
 
+def _hooked(module: Any) -> None:
+    module.layers[0].residual_group.blocks[1].mlp.act.register_forward_hook(lambda *args: None)
+
+
+def _another_softmax(module: Any) -> None:
+    module.layers[1].residual_group.blocks[0].attn.softmax.forward = lambda x: x
+
+
 def _absolute(module: Any) -> None:
     module.absolute_pos_embed = nn.Parameter(torch.zeros(1, 256, 36))
 
@@ -397,7 +405,9 @@ def _smaller_windows(module: Any) -> None:
     [
         (_unshuffled, "network.start_unshuffle is 2"),
         (_dropping, "layers.0.residual_group.blocks.1.drop_path.training is True"),
-        (_approximate, "mlp.act is a GELU, not the exact GELU"),
+        (_approximate, "mlp.act.approximate is tanh"),
+        (_hooked, "layers.0.residual_group.blocks.1.mlp.act has forward hooks"),
+        (_another_softmax, "attn.softmax.forward has been replaced"),
         (_absolute, "network has a parameter absolute_pos_embed of its own"),
         (_smaller_windows, "layers.1.residual_group.blocks.0.window_size is 2"),
     ],

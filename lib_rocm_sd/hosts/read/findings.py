@@ -396,23 +396,27 @@ class Findings:
             return []
         return list(module)
 
+    def torchs(
+        self, owner: Any, path: str, within: str, kind: type[nn.Module], **expected: Any
+    ) -> None:
+        """Notes what is not a module of torch's class `kind`, called as that is, with `expected`
+        settings.
+        """
+        module, name = _at(owner, path, within)
+        if type(module) is not kind:
+            self.add(f"{name} is {_described(module)}, not {kind.__name__}")
+            return
+        self.untouched(module, name)
+        self.class_forward(kind, name)
+        self.settings(module, name, expected)
+
     def silu(self, owner: Any, path: str, within: str = "") -> None:
         """Notes an activation other than SiLU."""
-        module, name = _at(owner, path, within)
-        if type(module) is not nn.SiLU:
-            self.add(f"{name} is {_described(module)}, not SiLU")
-        else:
-            self.untouched(module, name)
-            self.class_forward(nn.SiLU, name)
+        self.torchs(owner, path, within, nn.SiLU)
 
     def gelu(self, owner: Any, path: str, within: str = "") -> None:
         """Notes an activation other than GELU by the approximation with tanh."""
-        module, name = _at(owner, path, within)
-        if type(module) is not nn.GELU:
-            self.add(f"{name} is {_described(module)}, not GELU")
-            return
-        self.untouched(module, name)
-        self.settings(module, name, {"approximate": "tanh"})
+        self.torchs(owner, path, within, nn.GELU, approximate="tanh")
 
     def no_dropout(self, owner: Any, path: str, within: str = "") -> None:
         """Notes a dropout that would drop something now."""
@@ -431,14 +435,8 @@ class Findings:
 
     def mean_of_four(self, owner: Any, path: str, within: str) -> None:
         """Notes what does not give the means of two by two pixels."""
-        module, name = _at(owner, path, within)
-        if type(module) is not nn.AvgPool2d:
-            self.add(f"{name} is {_described(module)}, not an AvgPool2d")
-            return
-        self.untouched(module, name)
-        self.class_forward(nn.AvgPool2d, name)
         expected = {"kernel_size": 2, "stride": 2, "padding": 0, "ceil_mode": False}
-        self.settings(module, name, {**expected, "divisor_override": None})
+        self.torchs(owner, path, within, nn.AvgPool2d, **expected, divisor_override=None)
 
     def settings(
         self, module: Any, name: str, expected: Mapping[str, Any], *, watched: bool = True

@@ -126,13 +126,10 @@ class SwinIr(Reader):
         if not findings.block(attn, f"{name}.attn", ("WindowAttention",), children, own=own):
             return None
         findings.settings(attn, f"{name}.attn", {"window_size": (window, window)})
-        softmax = attn.softmax
-        if type(softmax) is not nn.Softmax or softmax.dim != -1:
-            findings.add(f"{name}.attn.softmax is a {type(softmax).__name__} of other dimensions")
+        findings.torchs(attn, "softmax", f"{name}.attn", nn.Softmax, dim=-1)
         if not findings.block(mlp, f"{name}.mlp", ("Mlp",), ("fc1", "act", "fc2", "drop")):
             return None
-        if type(mlp.act) is not nn.GELU or mlp.act.approximate != "none":
-            findings.add(f"{name}.mlp.act is a {type(mlp.act).__name__}, not the exact GELU")
+        findings.torchs(mlp, "act", f"{name}.mlp", nn.GELU, approximate="none")
         for path in ("attn.attn_drop", "attn.proj_drop", "mlp.drop"):
             findings.no_dropout(block, path, name)
         paths = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
