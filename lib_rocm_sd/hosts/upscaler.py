@@ -21,7 +21,13 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.modules.stand_in import StandIn, UnknownModuleError, brief
+from lib_rocm_sd.modules.stand_in import (
+    COMPILED,
+    StandIn,
+    UnknownModuleError,
+    brief,
+    is_compiled,
+)
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.upscaler.program import Upscaler
 from lib_rocm_sd.vae.bands import Interrupted, Overflow
@@ -137,6 +143,8 @@ def whole(model: Any, session: Session, **watched: Any) -> Iterator[UpscalerStan
     network = getattr(model, "model", None)
     if not isinstance(network, nn.Module) or not isinstance(model, Hashable):
         raise LeftError("it is no network that spandrel has loaded")
+    if is_compiled(network):
+        raise LeftError(COMPILED)
     stand_in = _kept.get(model)
     if stand_in is None or stand_in.module is not network:
         stand_in = _kept[model] = UpscalerStandIn(network, session)

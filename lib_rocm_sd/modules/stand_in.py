@@ -15,6 +15,7 @@ from lib_rocm_sd.engine.engine import is_compiling
 from lib_rocm_sd.engine.selftest import is_out_of_memory
 from lib_rocm_sd.modules.patches import ABSENT, Patch, is_the_classs, named, put, take
 
+COMPILED = "it is compiled by torch.compile"
 MOST_ALIKE = 2
 """Layers that are named one by one where the same is said of them."""
 
@@ -139,6 +140,15 @@ class StandIn(ABC):
     @abstractmethod
     def tell(self, why: str) -> None:
         """A call is left to the module: say why, once."""
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether it is what torch.compile made of a module, or has compiled itself in place: a call of
+    it does not come to a stand-in then.
+    """
+    return (
+        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    )
 
 
 def brief(reasons: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,7 @@ def test_a_comfyui_without_the_node(comfy: Any, caplog: pytest.LogCaptureFixture
 
 WHY = {
     "another forward": "Upscaler: another extension has replaced its forward",
+    "compiled in place": "Upscaler: it is compiled by torch.compile",
     "no memory": "Upscaler: there is too little memory",
     "an error": "Upscaler: ours failed: ArithmeticError: no good",
     "another network": "Upscaler: Sequential of torch.nn.modules.container is not known",
@@ -206,6 +208,8 @@ def test_what_cannot_be_ours_is_comfyuis(
     error: Exception | None = None
     if which == "another forward":
         model.model.forward = lambda x: type(model.model).forward(model.model, x)
+    elif which == "compiled in place":  # as Module.compile does: a call of it never comes to ours
+        model.model._compiled_call_impl = functools.partial(type(model.model).forward, model.model)
     elif which == "another network":
         model._model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1))
     elif which == "no network":

@@ -17,14 +17,13 @@ import torch
 from lib_rocm_sd.hosts import optional
 from lib_rocm_sd.hosts.attention import Serving
 from lib_rocm_sd.modules.patches import ABSENT, Patch, put, take
-from lib_rocm_sd.modules.stand_in import is_compiling
+from lib_rocm_sd.modules.stand_in import is_compiled, is_compiling
 
 CALLED = ("scaled_dot_product_attention", "dispatch_attention_fn")
 """What a processor calls that can be served as it is: torch's function, or diffusers' choice among
 attention backends, of which "native" is torch's function.
 """
 SERVED_BACKENDS = ("native", "rocm_sd")
-COMPILED = "it is compiled by torch.compile"
 
 
 def attention_modules(pipeline: Any) -> Iterator[tuple[Any, bool]]:
@@ -52,13 +51,6 @@ def _within(
     yield module, compiled
     for child in module.children():
         yield from _within(child, compiled, seen)
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether it is what torch.compile made of a module, or has compiled itself in place."""
-    return (
-        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
-    )
 
 
 def has_compiled(module: Any) -> bool:

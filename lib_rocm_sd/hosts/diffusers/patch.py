@@ -24,6 +24,7 @@ from lib_rocm_sd.cards.group import Agreement, Group
 from lib_rocm_sd.cards.image_rows import Edges, Exact, RowSplit, Stale, row_split
 from lib_rocm_sd.cards.ranks import RankError
 from lib_rocm_sd.modules.patches import Patch, put, take
+from lib_rocm_sd.modules.stand_in import is_compiled
 from lib_rocm_sd.ops.group_norm.formula import applied, moments_of, norm_from
 from lib_rocm_sd.report import report
 from lib_rocm_sd.unet.divided import among
@@ -49,7 +50,7 @@ def obstacles(unet: nn.Module) -> list[str]:
         kinds = value if isinstance(value, (list, tuple)) else [value]
         reasons += [f"a block is of another kind: {kind}" for kind in kinds if kind not in known]
     for name, module in unet.named_modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        if is_compiled(module):
             reasons.append(f"{name or 'the UNet'} is compiled")
         if isinstance(module, nn.Conv2d):
             reasons += [f"{name}: {why}" for why in _of_convolution(module)]

@@ -35,7 +35,7 @@ from lib_rocm_sd.hosts.read.unet_diffusers import (
     is_image_attention,
 )
 from lib_rocm_sd.modules.faster import Contest, is_wanted
-from lib_rocm_sd.modules.stand_in import is_compiling
+from lib_rocm_sd.modules.stand_in import COMPILED, is_compiling
 from lib_rocm_sd.modules.watch import Code, is_intercepted
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet.takeover import UnetTakeover
@@ -200,7 +200,7 @@ def patched(
         takeovers: dict[torch.nn.Module, UnetTakeover | None] = {}
         for name, model in _unets(pipeline) if unet else ():
             if components.has_compiled(model):
-                session.report.event(f"diffusers: the {name} is left alone: {components.COMPILED}")
+                session.report.event(f"diffusers: the {name} is left alone: {COMPILED}")
             else:
                 blocks[name].append(stack.enter_context(patched_unet(model, session, name)))
                 takeovers[model] = blocks[name][-1].takeover
@@ -281,7 +281,7 @@ def _look(pipeline: Any, session: Session, unet: bool) -> tuple[Attentions, Coun
         for owner, key in code_of(processor) if type(processor) in known else ():
             changed.function(owner, key, type(processor).__name__)
         if compiled:
-            left[f"{type(processor).__name__} ({components.COMPILED})"] += 1
+            left[f"{type(processor).__name__} ({COMPILED})"] += 1
         elif changed.reasons:
             left["; ".join(changed.reasons)] += 1
         elif isinstance(attn, theirs.Attention) and _is_known(attn, known):

@@ -14,9 +14,9 @@ import torch
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import trouble
-from lib_rocm_sd.hosts.diffusers.components import COMPILED, has_compiled
+from lib_rocm_sd.hosts.diffusers.components import has_compiled
 from lib_rocm_sd.hosts.vae import ROLES, VaeStandIn, VaeWish
-from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.modules.stand_in import COMPILED, StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.program import Program
 
