@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib_rocm_sd.calls import Calls
+from lib_rocm_sd.calls import Calls, shielded
 from lib_rocm_sd.dit.parts import (
     ATTENTION,
     Crossed,
@@ -280,9 +280,12 @@ def _attended(
 
 
 def _rms(x: torch.Tensor, norm: Any) -> torch.Tensor:
-    """RMSNorm of x (.., C), by torch: rows of our kernel are heads, which are not as long."""
+    """RMSNorm of x (.., C), by torch: rows of our kernel are heads, which are not as long. On GPUs
+    autocast would make it float32.
+    """
     weight = norm._parameters["weight"]
-    return nn.functional.rms_norm(x, weight.shape, weight, norm.eps)
+    with shielded(x.device):
+        return nn.functional.rms_norm(x, weight.shape, weight, norm.eps)
 
 
 def _weights(heads: Heads | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:

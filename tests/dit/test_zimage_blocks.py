@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows diffusers' classes
+from lib_rocm_sd.calls import autocasts
 from lib_rocm_sd.unet.takeover import UnetTakeover
 from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
 
@@ -107,3 +108,31 @@ def test_what_was_changed_is_the_hosts_and_says_why(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr(nn.functional, "rms_norm")
     (row,) = taken_over(model()).report()
     assert row.left == {"this torch has no rms_norm": 4}
+
+
+def test_a_torch_whose_rms_norm_is_narrow_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.4's computes in half precision throughout, where the host's norm is float32."""
+
+    def narrow(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        return x * x.square().mean(-1, keepdim=True).rsqrt()
+
+    monkeypatch.setattr(nn.functional, "rms_norm", narrow)
+    (row,) = taken_over(model()).report()
+    assert row.left == {"this torch's rms_norm overflows": 4}
+
+
+def test_autocast_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs it makes torch's RMSNorm float32, as is played here."""
+    of_torch = nn.functional.rms_norm
+
+    def of_gpus(*args: Any) -> torch.Tensor:
+        made = of_torch(*args)
+        return made.float() if autocasts() else made
+
+    monkeypatch.setattr(nn.functional, "rms_norm", of_gpus)
+    transformer = model()
+    taken = taken_over(transformer)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step(transformer)
+    (row,) = taken.report()
+    assert (row.ours, row.left) == (4, {})

@@ -171,9 +171,13 @@ def heads_of(
 
 
 def wide_norms(found: Findings) -> None:
-    """Notes a torch without what computes an RMSNorm of more columns than a head has."""
+    """Notes a torch without what computes an RMSNorm of more columns than a head has, or whose
+    squares are no wider than its input: torch 2.4's are inf from 256 on.
+    """
     if not hasattr(nn.functional, "rms_norm"):
         found.add("this torch has no rms_norm")
+    elif not nn.functional.rms_norm(torch.full((2,), 300.0, device="cpu").half(), (2,)).any():
+        found.add("this torch's rms_norm overflows")
 
 
 def norms_of(
