@@ -287,6 +287,7 @@ def heads(gfx: str) -> Iterator[Case]:
         single = replace(turned, words=0, head_dim=128, normed=own, own_rotary=False)
         yield Case(gfx, "rms norm of heads", single, layout="apart")
         yield Case(gfx, "rms norm of heads", replace(single, dtype="float16", normed=none))
+    yield Case(gfx, "rms norm of heads", HeadsProblem(1, 3, 2, 1, 256), layout="misaligned")
 
 
 def linear(gfx: str) -> Iterator[Case]:

@@ -249,7 +249,7 @@ def specs_of(case: Case) -> set[KernelSpec]:
         threads = layer_norm_kernel.CONFIGS[case.config]
         return set(layer_norm_judge.op_of(p).variants[0].specs(arch, p, threads))
     if case.op == "rms norm of heads":
-        return {heads_spec(p.dtype)}
+        return {heads_spec(p.dtype, p.rotary)}
     if case.op in ("linear", "linear gate"):
         way, tiles = _linear_way(case)
         return set(way.specs(arch, p, tiles))
