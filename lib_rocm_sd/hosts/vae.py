@@ -26,6 +26,10 @@ from lib_rocm_sd.vae.policy import FREE_SHARE, shortfall
 from lib_rocm_sd.vae.program import PARTS, Program
 
 ROLES = tuple(PARTS)
+VIDEO = (
+    "it is given a video, or called by code that may give further frames later: each frame depends "
+    "on those before it, and ours makes single pictures"
+)
 EVERY = 16
 """One of so many images is compared, beginning with the second."""
 LATENTS, PIXELS = 16, 128
@@ -53,6 +57,8 @@ class VaeStandIn(StandIn):
     def __init__(self, module: nn.Module, role: str) -> None:
         super().__init__(module)
         self.role = role
+        self.frames = 0
+        """Frames in the call of the VAE that is under way, which its decoder is not told."""
         self._images = 0
 
     @property
@@ -82,21 +88,13 @@ class VaeStandIn(StandIn):
             return self.program(image, session=self.session, **how)
         return self.program(image.squeeze(2), session=self.session, **how).unsqueeze(2)
 
-    def refused_frames(self, image: Any, feat_cache: Any = None, **more: Any) -> str:
-        """Why what a VAE over time is given is the host's; empty for a picture.
-
-        Hosts give a video frame by frame, as parts of one tensor, with what the frames before left
-        in `feat_cache`.
+    def count_frames(self, image: Any, *functions: Any) -> None:
+        """Note how many frames a VAE over time is given, (N, C, T, H, W), by these `functions` of
+        it. Others than its authors' may keep the cache for frames of a later call.
         """
-        frames = image.shape[2] if image.ndim == 5 else 0
-        alone = image.untyped_storage().nbytes() <= image.nbytes
-        begun = any(each is not None for each in feat_cache or ())
-        if frames == 1 and alone and not begun:
-            return ""
-        return (
-            "it is given a video, or a part of a larger tensor: each frame depends on those before "
-            "it, and ours makes single pictures"
-        )
+        family = type(self.module).__module__
+        known = all(getattr(each, "__module__", "") == family for each in functions)
+        self.frames = image.shape[2] if known and getattr(image, "ndim", 0) == 5 else 0
 
     def again(self, part: torch.Tensor) -> torch.Tensor:
         """What ours makes of a part (1, C, .., H, W), beside what the host asked for."""

@@ -4,6 +4,8 @@ classes of diffusers compute it. A video stays theirs.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -141,3 +143,52 @@ def test_diffusers_pictures_are_ours_and_its_videos_its_own(
             assert 0 < error(one, other) < 1e-5
     assert all(torch.equal(*pair) for pair in zip(everything(), before, strict=True))
     assert "it is given a video" in "\n".join(report.snapshot()["events"])
+
+
+def frame_by_frame(model: Any, video: torch.Tensor) -> torch.Tensor:
+    cache = [None] * 64
+    frames = [frame.contiguous() for frame in video.split(1, dim=2)]
+    return torch.cat([model.decoder(each, feat_cache=cache, feat_idx=[0]) for each in frames], 2)
+
+
+def streamed(model: Any, video: torch.Tensor) -> torch.Tensor:
+    """A call a frame, with a cache that somebody keeps."""
+    model.clear_cache()
+    model.clear_cache = lambda: None
+    try:
+        return torch.cat([model.decode(each).sample for each in video.split(1, dim=2)], 2)
+    finally:
+        del model.clear_cache
+
+
+def still(model: Any, video: torch.Tensor) -> torch.Tensor:
+    frames: torch.Tensor = video[:, :3, :1].expand(-1, -1, 5, -1, -1)
+    made: torch.Tensor = model.encode(frames).latent_dist.mean
+    return made
+
+
+def in_tiles(model: Any, video: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = model.tiled_decode(video).sample
+    return made
+
+
+@pytest.mark.parametrize("way", [frame_by_frame, streamed, still, in_tiles])
+def test_a_video_is_the_hosts_whoever_goes_through_its_frames(
+    way: Callable[[Any, torch.Tensor], torch.Tensor],
+) -> None:
+    model, video = vae(temperal_downsample=[True]), picture("decoder", 6, 8, frames=3)
+    right = way(model, video)
+    with patched_vae(model, "auto", None):
+        assert torch.equal(way(model, video), right)
+    assert not {"_decode", "_encode"} & vars(model).keys()
+
+
+def test_a_picture_of_a_batch_and_a_copy_of_the_vae() -> None:
+    model, latents = vae(), picture("decoder")
+    right = model.decode(latents[1:]).sample
+    with patched_vae(model, "auto", None) as patch:
+        made, other = model.decode(latents[1:]).sample, copy.deepcopy(model)
+        assert patch.programs["decoder"].last_plan is not None
+        model.decoder.conv_in.weight.zero_()
+        assert torch.equal(other.decode(latents[1:]).sample, right)
+    assert 0 < error(made, right) < 1e-5

@@ -25,7 +25,7 @@ from lib_rocm_sd.hosts import gate, trouble
 from lib_rocm_sd.hosts.comfyui import host
 from lib_rocm_sd.hosts.comfyui.host import Kept, tally
 from lib_rocm_sd.hosts.comfyui.model import WITHOUT, is_dynamic
-from lib_rocm_sd.hosts.vae import ESTIMATES, ROLES, Estimate, VaeStandIn, VaeWish
+from lib_rocm_sd.hosts.vae import ESTIMATES, ROLES, VIDEO, Estimate, VaeStandIn, VaeWish
 from lib_rocm_sd.modules.stand_in import brief
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.dtypes import HALVES
@@ -93,13 +93,12 @@ class Coder(VaeStandIn):
         return "; ".join(why or usable(device))
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
-        image, frames = args[0], ""
+        image = args[0]
         if self.program.is_over_time:
-            frames = self.refused_frames(*args, **kwargs)
+            if self.frames != 1:
+                return VIDEO
         elif not isinstance(image, torch.Tensor) or image.ndim != 4:
-            frames = "it is not given pictures, (N, C, H, W), but perhaps a video"
-        if frames:
-            return frames
+            return "it is not given pictures, (N, C, H, W), but perhaps a video"
         weight = next(self.module.parameters())
         return super().refusal(image) or self.unfit(weight.dtype, image.device)
 
@@ -163,6 +162,7 @@ class FirstStage:
             if coder is None:
                 return theirs(*args, **kwargs)
             coder.begin(self.rocm_sd_wish)
+            coder.count_frames(args[0] if args else None, theirs)
             try:
                 return theirs(*args, **kwargs)
             except host.Cancelled as cancelled:

@@ -15,7 +15,8 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts import trouble
 from lib_rocm_sd.hosts.diffusers.components import has_compiled
-from lib_rocm_sd.hosts.vae import ROLES, VaeStandIn, VaeWish
+from lib_rocm_sd.hosts.vae import ROLES, VIDEO, VaeStandIn, VaeWish
+from lib_rocm_sd.modules.patches import Patch, put, take
 from lib_rocm_sd.modules.stand_in import COMPILED, StandIn
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.vae.program import Program
@@ -38,6 +39,7 @@ class DiffusersStandIn(VaeStandIn):
         super().__init__(getattr(vae, role), role)
         self.program = Program(self.module)
         self.wish, self._vae, self._session = wish, vae, session
+        self._whole: Patch | None = None
 
     @property
     def session(self) -> Session:
@@ -48,7 +50,16 @@ class DiffusersStandIn(VaeStandIn):
         own = _own_way(self._vae) or (COMPILED if has_compiled(self.module) else "")
         return (own,) if own else self.program.reasons
 
+    def put_in(self) -> str:
+        other, name = super().put_in(), f"_{self.role.removesuffix('r')}"
+        if self.program.is_over_time and not (other or self._whole) and hasattr(self._vae, name):
+            self._whole = put(self._vae, name, WholeCall(self._vae, name, self))
+        return other
+
     def take_out(self) -> None:
+        if self._whole is not None:
+            take(self._whole)
+            self._whole = None
         super().take_out()
         self.program.release()
 
@@ -57,9 +68,8 @@ class DiffusersStandIn(VaeStandIn):
 
     def refusal(self, *args: Any, **kwargs: Any) -> str:
         if self.program.is_over_time:
-            frames = self.refused_frames(*args, **kwargs)
-            if frames:
-                return frames
+            if self.frames != 1:
+                return VIDEO
         elif any(item is not None for item in (*args[1:], *kwargs.values())):
             return "it was given more than an image"
         left_to_us = self.wish == VaeWish()
@@ -85,6 +95,26 @@ class DiffusersStandIn(VaeStandIn):
         self._session.report.event(
             f"diffusers: the VAE's {self.role} ran on torch's own code: {why}"
         )
+
+
+class WholeCall:
+    """In the place of `_decode` or `_encode` of a VAE over time, which goes through the frames: it
+    tells the decoder's or encoder's stand-in how many there are.
+    """
+
+    def __init__(self, vae: Any, name: str, stand_in: DiffusersStandIn) -> None:
+        self._vae, self._name, self._stand_in = vae, name, stand_in
+        self._theirs = getattr(vae, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._vae, self._name)  # a copy has the method of its class
+
+    def __call__(self, frames: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self._stand_in.count_frames(frames, self._theirs, getattr(self._vae, "clear_cache", None))
+        try:
+            return self._theirs(frames, *args, **kwargs)
+        finally:
+            self._stand_in.frames = 0
 
 
 def unsuited(weight: torch.Tensor, session: Session = DEFAULT) -> str:
