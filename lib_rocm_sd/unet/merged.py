@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import attrgetter, getitem
+from operator import attrgetter, getitem, itemgetter
 from typing import Any
 
 import torch
@@ -23,14 +23,14 @@ from lib_rocm_sd.engine.memory import version_of
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """One adapter of a layer: its name, its two layers, its scale as it lies in the host's dict;
-    and for DoRA the module that has the magnitude of each row.
+    """One adapter of a layer: its name, its two layers, and for DoRA the module that has the
+    magnitude of each row. `attributes` of PEFT's layer have its scale, in a dict by name.
     """
 
     name: str
     down: nn.Module
     up: nn.Module
-    scales: Mapping[str, Any]
+    attributes: Mapping[str, Any]
     magnitude: nn.Module | None = None
 
     def modules(self) -> list[nn.Module]:
@@ -84,8 +84,11 @@ class Merged(nn.Module):
     def obstacle(self) -> str:
         """Why the copy cannot be made of the factors as they are now."""
         weight, *factors = self._tensors()
-        if any(each is None for each in (weight, *factors, *self._scales_now())):
+        scales = self._scales_now()
+        if any(each is None for each in (weight, *factors, *scales)):
             return "an adapter was taken away"
+        if not all(isinstance(scale, (int, float)) for scale in scales):
+            return "the scale of an adapter is no number"
         if any(version_of(each) is None for each in (weight, *factors)):
             return "weights of an adapter or its layer were made in inference mode"
         if any(each.device != weight.device or each.device.type == "meta" for each in factors):
@@ -133,7 +136,7 @@ class Merged(nn.Module):
         ]
 
     def _scales_now(self) -> list[Any]:
-        return [each.scales.get(each.name) for each in self.adapters]
+        return [each.attributes["scaling"].get(each.name) for each in self.adapters]
 
 
 class MergedLinear(Merged, nn.Linear):
@@ -171,7 +174,7 @@ def look(layers: Sequence[Merged]) -> None:
 
 
 _version, _address = attrgetter("_version"), torch.Tensor.data_ptr
-_facts, _dtype = attrgetter("facts"), attrgetter("dtype")
+_facts, _dtype, _scales = attrgetter("facts"), attrgetter("dtype"), itemgetter("scaling")
 
 
 class MergedLayers:
@@ -184,7 +187,8 @@ class MergedLayers:
         self._read_in = [own for layer in self.layers for own in layer.read_in]
         self._of_bases = [layer.read_in[0] for layer in self.layers]
         adapters = [adapter for layer in self.layers for adapter in layer.adapters]
-        self._scales, self._names = [each.scales for each in adapters], [a.name for a in adapters]
+        self._with_scales = [each.attributes for each in adapters]
+        self._names = [each.name for each in adapters]
         self._own_then = self._factors_then = None
 
     def stale(self, looked: bool = False) -> list[Merged]:
@@ -203,11 +207,13 @@ class MergedLayers:
         return found
 
     def _own(self) -> Any:
-        """Facts and scales; None where a scale is gone."""
+        """Facts and scales; None where a scale is gone or no number."""
         biases = map(dict.get, self._of_bases, repeat("bias"))
         try:
-            scales = list(map(getitem, self._scales, self._names))
+            scales = list(map(getitem, map(_scales, self._with_scales), self._names))
         except LookupError:
+            return None
+        if not {*map(type, scales)} <= {int, float}:
             return None
         return list(map(_facts, self.layers)), list(map(id, biases)), scales
 
@@ -222,7 +228,8 @@ class MergedLayers:
 
 
 def _rounded(scales: Sequence[Any]) -> list[Any]:
-    return [scale and f"{scale:.6g}" for scale in scales]
+    """What is no number may be written in place, and so equals nothing."""
+    return [f"{s:.6g}" if isinstance(s, (int, float)) else object() for s in scales]
 
 
 def hosts_weight(leaf: nn.Module) -> Any:
@@ -238,7 +245,7 @@ def _merged(weight: torch.Tensor, adapters: Sequence[Adapter]) -> torch.Tensor:
         read: list[Any] = [each._parameters["weight"] for each in adapter.modules()]
         tensors = [each.detach().float() for each in read]
         down, up = (each.flatten(1) for each in tensors[:2])
-        scale = float(adapter.scales[adapter.name])
+        scale = float(adapter.attributes["scaling"][adapter.name])
         made = torch.addmm(made, up, down, alpha=scale)
         if adapter.magnitude is not None:
             norms = torch.addmm(own, up, down, alpha=scale).norm(dim=1, keepdim=True)

@@ -381,6 +381,24 @@ def test_only_layers_that_changed_are_made_anew_and_another_bias_is_read() -> No
     assert leaves[0].obstacle() == "an adapter was taken away"
 
 
+@torch.no_grad()
+def test_scales_in_another_dict_count_and_a_tensor_is_no_scale_for_ours() -> None:
+    """PEFT makes tensors of all scales to prepare for hot swaps, and writes to them in place."""
+    layer = injected(BF16, {"rank": 4})
+    leaf, _ = read(layer, "linear")
+    merged, own = MergedLayers([leaf]), layer.linear
+    leaf.renew()
+    assert merged.stale() == []
+    own.scaling = {"0": -own.scaling["0"]}
+    assert merged.stale() == [leaf]
+    leaf.renew()
+    assert merged.stale() == []
+    own.scaling["0"] = torch.tensor(own.scaling["0"])
+    for _ in range(2):
+        assert merged.stale() == [leaf]
+    assert leaf.obstacle() == "the scale of an adapter is no number"
+
+
 @pytest.fixture
 def renewals(monkeypatch: pytest.MonkeyPatch) -> list[Merged]:
     made: list[Merged] = []

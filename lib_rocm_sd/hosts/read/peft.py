@@ -79,7 +79,7 @@ def _adapter(found: Findings, module: Any, name: str, key: str, base: Any) -> Ad
     variant = getattr(module, "lora_variant", {}).get(key)
     kind = type(variant).__name__ if variant is not None else ""
     if not kind and not getattr(module, "use_dora", {}).get(key):
-        return Adapter(key, down, up, module.scaling)
+        return Adapter(key, down, up, vars(module))
     if kind not in _DORA:
         found.add(f"{name} is a variant of LoRA ({kind or 'DoRA of an older PEFT'})")
         return None
@@ -87,7 +87,7 @@ def _adapter(found: Findings, module: Any, name: str, key: str, base: Any) -> Ad
     if type(magnitude).__name__ != _DORA[kind]:
         found.add(f"{name} has its magnitude in a {type(magnitude).__name__}")
     _as_its_class(found, magnitude, f"{name}.magnitude")
-    return Adapter(key, down, up, module.scaling, magnitude)
+    return Adapter(key, down, up, vars(module), magnitude)
 
 
 AROUND.update(
