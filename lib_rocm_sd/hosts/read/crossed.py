@@ -112,7 +112,9 @@ def _heads_of(found: Findings, module: Any, name: str) -> Heads | None:
 def wan_call(
     module: Any, hidden_states: Any, encoder_hidden_states: Any, temb: Any, rotary_emb: Any
 ) -> TokensCall | None:
-    """A time embedding of each token, as Wan 2.2's 5B has it, is not for us."""
+    """A time embedding of each token, as Wan 2.2's 5B has it, is not for us. A pair's cosine is the
+    first of its two, its sine the last.
+    """
     x = hidden_states
     if temb.ndim != 3:
         raise UnknownModuleError((_OWN_TIMES,))
@@ -121,7 +123,8 @@ def wan_call(
         tokens, width = (1, x.shape[1], 1), rotary_emb[0].shape[-1]
         if len(rotary_emb) != 2 or any(each.shape != (*tokens, width) for each in rotary_emb):
             raise UnknownModuleError((f"its rotary embedding is not {(*tokens, 'D')}",))
-        rotary = tuple(each[:, :, 0].float() for each in rotary_emb)
+        halves = (each[:, :, 0, first::2].float() for first, each in enumerate(rotary_emb))
+        rotary = tuple(each.repeat_interleave(2, 2) for each in halves)
     rows = _rows_of(getattr(module, _TABLE), temb, x)
     if rows is None:
         return None
