@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import lib_rocm_sd.hosts.read  # noqa: F401 - knows diffusers' classes
+from lib_rocm_sd.hosts.read import crossed
 from lib_rocm_sd.unet.takeover import UnetTakeover
 from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
 
@@ -97,6 +97,32 @@ def test_time_embeddings_of_each_token_are_the_hosts_and_said() -> None:
     assert torch.equal(step(transformer, timestep=each), hosts)
     (row,) = taken.report()
     assert row.left == {"its tokens have time embeddings of their own": 3}
+
+
+def test_a_rotary_embedding_of_unlike_pairs_is_read_as_the_host_does() -> None:
+    transformer = model()
+    (x, context), rows = torch.randn(2, 2, 7, WIDTH).bfloat16(), torch.randn(2, 6, WIDTH)
+    rotary = tuple(torch.randn(2, 1, 7, 1, 24))
+    block = transformer.blocks[0]
+    hosts = block(x, context, rows, rotary)
+    taken_over(transformer)
+    ours = block(x, context, rows, rotary)
+    assert 0 < (ours - hosts).abs().max() < 0.1
+
+
+def test_what_fails_before_the_block_is_the_hosts_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as no memory for the rows that modulate."""
+
+    def fails(*given: Any) -> None:
+        raise torch.OutOfMemoryError("too much")
+
+    transformer = model()
+    hosts = step(transformer)
+    taken = taken_over(transformer)
+    monkeypatch.setattr(crossed, "_rows_of", fails)
+    assert torch.equal(step(transformer), hosts)
+    (row,) = taken.report()
+    assert row.left == {"ours failed: OutOfMemoryError: too much": 3}
 
 
 def test_what_was_changed_is_the_hosts_and_says_why() -> None:
