@@ -71,8 +71,9 @@ Call = Callable[[Mapping[str, Any], dict[str, Any]], torch.Tensor]
 
 def _only_model(parts: Mapping[str, Any], given: dict[str, Any]) -> torch.Tensor:
     (model,) = parts.values()
-    output: torch.Tensor = model(**given, return_dict=False)[0]
-    return output
+    output: Any = model(**given, return_dict=False)[0]
+    made: torch.Tensor = torch.stack(output) if isinstance(output, list) else output
+    return made
 
 
 @dataclass
@@ -258,20 +259,51 @@ def _asked_sd3(draw: Draw, config: Config, size: tuple[int, int]) -> dict[str, A
     }
 
 
-def _asked_flux(draw: Draw, config: Config, size: tuple[int, int]) -> dict[str, Any]:
-    """One picture: its guidance is a number that the model is given."""
+def _tokens(draw: Draw, config: Config, size: tuple[int, int], batch: int = 1) -> dict[str, Any]:
+    """Those of pictures and of prompts of 512 words, with their places, and a time."""
     rows, columns = size[0] // 2, size[1] // 2
     places = torch.zeros(rows, columns, 3, device=draw.device, dtype=draw.dtype)
     places[..., 1] += torch.arange(rows, device=draw.device)[:, None]
     places[..., 2] += torch.arange(columns, device=draw.device)
     return {
-        "hidden_states": draw(1, rows * columns, config["in_channels"]),
-        "timestep": torch.tensor([0.5], device=draw.device, dtype=draw.dtype),
-        "guidance": torch.tensor([3.5], device=draw.device, dtype=draw.dtype),
-        "encoder_hidden_states": draw(1, 512, config["joint_attention_dim"]),
-        "pooled_projections": draw(1, config["pooled_projection_dim"]),
+        "hidden_states": draw(batch, rows * columns, config["in_channels"]),
+        "timestep": torch.tensor([0.5] * batch, device=draw.device, dtype=draw.dtype),
+        "encoder_hidden_states": draw(batch, 512, config["joint_attention_dim"]),
         "txt_ids": places.new_zeros(512, 3),
         "img_ids": places.flatten(0, 1),
+    }
+
+
+def _asked_flux(draw: Draw, config: Config, size: tuple[int, int]) -> dict[str, Any]:
+    """One picture: its guidance is a number that the model is given."""
+    given = _tokens(draw, config, size)
+    given["guidance"] = torch.tensor([3.5], device=draw.device, dtype=draw.dtype)
+    given["pooled_projections"] = draw(1, config["pooled_projection_dim"])
+    return given
+
+
+def _asked_chroma(draw: Draw, config: Config, size: tuple[int, int]) -> dict[str, Any]:
+    """Prompts of two lengths: the mask has the words that count, and all tokens of pictures."""
+    given = _tokens(draw, config, size, BATCH)
+    pictures = given["hidden_states"].new_ones(given["hidden_states"].shape[:2])
+    return {**given, "attention_mask": torch.cat((draw.lengths(512), pictures), 1)}
+
+
+def _asked_wan(draw: Draw, config: Config, size: tuple[int, int]) -> dict[str, Any]:
+    """A video of 17 frames, which are five latent ones."""
+    return {
+        "hidden_states": draw(1, config["in_channels"], 5, *size),
+        "timestep": torch.tensor([501], device=draw.device),
+        "encoder_hidden_states": draw(1, 512, config["text_dim"]),
+    }
+
+
+def _asked_zimage(draw: Draw, config: Config, size: tuple[int, int]) -> dict[str, Any]:
+    """One picture, which needs no guidance, of a prompt of 100 words."""
+    return {
+        "x": [draw(config["in_channels"], 1, *size)],
+        "t": torch.tensor([0.5], device=draw.device, dtype=draw.dtype),
+        "cap_feats": [draw(100, config["cap_feat_dim"])],
     }
 
 
@@ -381,6 +413,45 @@ _SMALL_FLUX: Config = {
     "joint_attention_dim": 32,
     "pooled_projection_dim": 16,
 }
+_CHROMA: Config = {
+    "in_channels": 64,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "approximator_hidden_dim": 5120,
+    "approximator_layers": 5,
+}
+_SMALL_CHROMA: Config = {
+    "in_channels": 16,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "num_attention_heads": 1,
+    "joint_attention_dim": 32,
+    "approximator_hidden_dim": 32,
+    "approximator_layers": 1,
+}
+_WAN: Config = {
+    "in_channels": 16,
+    "num_attention_heads": 12,
+    "attention_head_dim": 128,
+    "text_dim": 4096,
+    "ffn_dim": 8960,
+}
+_SMALL_WAN: Config = {
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 24,
+    "text_dim": 32,
+    "ffn_dim": 80,
+}
+_ZIMAGE: Config = {"in_channels": 16, "dim": 3840, "n_heads": 30, "cap_feat_dim": 2560}
+_SMALL_ZIMAGE: Config = {
+    "dim": 128,
+    "n_layers": 1,
+    "n_refiner_layers": 1,
+    "n_heads": 1,
+    "cap_feat_dim": 32,
+}
 _PIXART: Config = {
     "sample_size": 64,
     "in_channels": 4,
@@ -411,6 +482,23 @@ SD3 = Model("SD3Transformer2DModel", _SD3, _SMALL_SD3, _asked_sd3, (128, 128), p
 SD35 = replace(SD3, config=_sd3(dit.SD35, 384), small={**_SMALL_SD3, "dual_attention_layers": (0,)})
 FLUX = Model(
     "FluxTransformer2DModel", _FLUX, _SMALL_FLUX, _asked_flux, (128, 128), part="transformer"
+)
+CHROMA = Model(
+    "ChromaTransformer2DModel",
+    _CHROMA,
+    _SMALL_CHROMA,
+    _asked_chroma,
+    (128, 128),
+    part="transformer",
+)
+WAN = Model("WanTransformer3DModel", _WAN, _SMALL_WAN, _asked_wan, (60, 104), part="transformer")
+ZIMAGE = Model(
+    "ZImageTransformer2DModel",
+    _ZIMAGE,
+    _SMALL_ZIMAGE,
+    _asked_zimage,
+    (128, 128),
+    part="transformer",
 )
 PIXART = Model(
     "PixArtTransformer2DModel", _PIXART, _SMALL_PIXART, _asked_pixart, part="transformer"
@@ -451,4 +539,7 @@ CASES = (
     Case("SD 3.5 medium, six blocks", SD35, more=_SIX_DUAL),
     Case("SD 3.5 medium", SD35),
     Case("Flux, 2 double and 4 single blocks", FLUX, more=_FEW_FLUX),
+    Case("Chroma, 2 double and 4 single blocks", CHROMA, more=_FEW_FLUX),
+    Case("Wan 2.1 1.3B, 832x480, 17 frames, six blocks", WAN, more=_SIX),
+    Case("Z-Image, six blocks and four refiners", ZIMAGE, more={"n_layers": 6}),
 )

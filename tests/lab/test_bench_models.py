@@ -16,6 +16,7 @@ from lib_rocm_sd.lab.model_cases import CASES, Case, Scene
 pytest.importorskip("diffusers", reason="diffusers is a dev extra")
 
 from lib_rocm_sd.commands import bench_models
+from tests.dit.any_transformer import taken_over
 
 CPU = torch.device("cpu")
 TINY = ["bench", "models", "--small", "--device", "cpu", "--dtype", "bfloat16", "--runs", "1"]
@@ -54,6 +55,16 @@ def test_the_whole_command(
     assert own[0] == own[1] != "0" and rows[5]["blocks"] == "2 of 2"
     assert any("with a processor of ours" in note for note in rows[5]["told"])
     assert "SD 1.5, mask for the prompt, rocm_sd:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["Chroma", "Wan", "Z-Image"])
+def test_all_blocks_of_a_transformer_are_ours(kind: str) -> None:
+    case = next(case for case in CASES if case.name.startswith(kind))
+    with torch.no_grad():
+        scene = case.scene(CPU, torch.bfloat16, small=True)
+        taken = taken_over(scene.parts["transformer"])
+        scene.step()
+    assert all(row.ours == row.total and not row.left for row in taken.report())
 
 
 def test_what_cannot_be_made_has_its_reason(
