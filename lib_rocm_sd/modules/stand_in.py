@@ -63,7 +63,7 @@ class StandIn(ABC):
     def put_in(self) -> str:
         """Serve the module's calls from now on; or the name of who has its forward already."""
         current = vars(self.module).get("forward", ABSENT)
-        if current is not self:
+        if current is not self or self._patch is None:
             if isinstance(current, StandIn) and not current.is_put_in:
                 # Somebody kept it, and put it back after it was given back: it is the module's own.
                 del self.module.forward
@@ -80,8 +80,8 @@ class StandIn(ABC):
     def take_out(self) -> None:
         """Leave the module as it was before `put_in`; who has taken our place meanwhile stays."""
         self._serving = False
-        if self._patch is not None:
-            take(self._patch)
+        if self._patch is not None and take(self._patch):
+            self._patch = None  # which has this object: memory would wait for Python's collector
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():

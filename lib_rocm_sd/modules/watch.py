@@ -34,6 +34,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _of_all
 
+from lib_rocm_sd.modules.stand_in import StandIn
+
 INNER = ("forward", "_forward", "_conv_forward")
 """What a call of a module may run of its own."""
 FUNCTIONS = (
@@ -145,8 +147,11 @@ class Structure:
 
 
 def _seen(module: nn.Module) -> tuple[Any, ...]:
-    """What it is and has: attributes, children, and which parameters and buffers."""
-    own = type(module), dict(vars(module)), dict(module._modules)
+    """What it is and has: attributes, children, and which parameters and buffers. A stand-in, which
+    comes and goes, is not kept alive.
+    """
+    attributes = {key: it for key, it in vars(module).items() if not isinstance(it, StandIn)}
+    own = type(module), attributes, dict(module._modules)
     return *own, _given(module._parameters), _given(module._buffers)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,20 @@ def test_a_models_weights_are_packed_once(
     monkeypatch.setattr(model, "to", moved, raising=False)
     by_node(model, image)
     assert not upscaler._kept[model].program._ready
+
+
+def test_a_model_that_nobody_holds_is_gone_at_once(comfy: Any, model: Any, card: Engine) -> None:
+    """Hosts may load one for each picture, and do not call Python's collector then."""
+    image, network = pictures(1), weakref.ref(model.model)
+    another = type(model)(model.model, 2, 3)
+    gc.disable()
+    try:
+        for _ in range(2):
+            by_node(another, image)
+        del another, model._model
+        assert network() is None
+    finally:
+        gc.enable()
 
 
 def test_our_node_with_the_start_option_tries_once(
