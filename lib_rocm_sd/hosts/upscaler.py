@@ -45,7 +45,7 @@ class LeftError(Exception):
 
 
 class UpscalerStandIn(StandIn):
-    """Stands in for the forward of a network within `whole`. The network's own is never called:
+    """Stands in for the forward of a network within `whole`. The network's own is not called there:
     the host knows how.
     """
 
@@ -124,7 +124,9 @@ class UpscalerStandIn(StandIn):
         self._why = why
 
     def theirs(self, *args: Any, **kwargs: Any) -> Any:
-        raise LeftError(self._why)
+        if self.is_put_in:
+            raise LeftError(self._why)
+        return super().theirs(*args, **kwargs)
 
 
 _kept: WeakKeyDictionary[Any, UpscalerStandIn] = WeakKeyDictionary()

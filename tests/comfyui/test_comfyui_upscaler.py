@@ -145,6 +145,20 @@ def test_a_model_that_nobody_holds_is_gone_at_once(comfy: Any, model: Any, card:
         gc.enable()
 
 
+def test_a_forward_that_somebody_kept_is_the_networks_own(
+    comfy: Any, model: Any, card: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(model, "to", lambda *args: kept.append(model.model.forward), raising=False)
+    image = pictures(1)
+    right = exact(model, image)
+    by_node(model, image)
+    model.model.forward = kept[0]
+    assert torch.equal(exact(model, image), right)
+    by_node(model, image)
+    assert dict(tally.ours) == {"Upscaler": 2} and "forward" not in vars(model.model)
+
+
 def test_our_node_with_the_start_option_tries_once(
     comfy: Any, model: Any, card: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
