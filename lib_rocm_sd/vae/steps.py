@@ -100,11 +100,14 @@ Step = ConvStep | AttentionStep
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What was read of a module: its steps, or the reasons why there are none."""
+    """What was read of a module: its steps, or the reasons why there are none. `is_over_time`: it
+    takes frames, (N, C, T, H, W), of which we make single ones.
+    """
 
     role: str
     steps: tuple[Step, ...]
     reasons: tuple[str, ...] = ()
+    is_over_time: bool = False
 
     @property
     def in_channels(self) -> int:
@@ -113,11 +116,6 @@ class Recipe:
     @property
     def out_channels(self) -> int:
         return self.steps[-1].out_channels
-
-    @property
-    def is_over_time(self) -> bool:
-        """True if the module takes frames, (N, C, T, H, W), of which we make single ones."""
-        return isinstance(getattr(next(iter(self.steps), None), "conv", None), nn.Conv3d)
 
     @property
     def leaves(self) -> list[nn.Module]:

@@ -192,3 +192,16 @@ def test_a_picture_of_a_batch_and_a_copy_of_the_vae() -> None:
         model.decoder.conv_in.weight.zero_()
         assert torch.equal(other.decode(latents[1:]).sample, right)
     assert 0 < error(made, right) < 1e-5
+
+
+def test_after_a_change_is_undone_pictures_are_ours_again() -> None:
+    model, latent = vae(), picture("decoder")
+    with patched_vae(model, "auto", None) as patch:
+        hook = model.decoder.conv_in.register_forward_hook(lambda *_: None)
+        model.decode(latent)
+        program = patch.programs["decoder"]
+        assert "conv_in has forward hooks" in program.reasons
+        hook.remove()
+        program.last_plan = None
+        model.decode(latent)
+        assert program.last_plan is not None

@@ -44,7 +44,8 @@ def read(module: nn.Module) -> Recipe:
         reader = (WanDiffusers if of_diffusers else WanComfy)(found, role)
     reader.coder(module)
     _check(found, module, reader.steps)
-    return Recipe(role, () if found.reasons else tuple(reader.steps), tuple(found.reasons))
+    steps = () if found.reasons else tuple(reader.steps)
+    return Recipe(role, steps, tuple(found.reasons), of_frames)
 
 
 def is_known(family: str) -> bool:
