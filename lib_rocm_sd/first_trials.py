@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lib_rocm_sd import cache, console
-from lib_rocm_sd.shipped import AT_START, SD3_PART, UPSCALER_PART, shipped, work
+from lib_rocm_sd.shipped import AT_START, SD3_PART, SWINIR_PART, UPSCALER_PART, shipped, work
 from lib_rocm_sd.trials import stamp, verdicts
 from lib_rocm_sd.trials.verdicts import Verdict
 
@@ -58,9 +58,10 @@ def further_classes(arch: Arch) -> list[Subject]:
     under_auto = {each.identity for each in subjects(asked, arch)}
     every = subjects(asked, arch, ours=True)
     others = [each for each in every if each.identity not in under_auto]
-    later = (each for part in (SD3_PART, UPSCALER_PART) for each in classes(part, arch))
+    parts = (SD3_PART, UPSCALER_PART, SWINIR_PART)
+    later = {each.identity: each for part in parts for each in classes(part, arch)}
     ahead = {each.identity for each in all_classes(arch)}
-    return [*others, *(each for each in later if each.identity not in ahead)]
+    return [*others, *(each for identity, each in later.items() if identity not in ahead)]
 
 
 def gradient_classes(arch: Arch) -> list[Subject]:

@@ -14,7 +14,8 @@ from lib_rocm_sd.ops.registry import FAMILIES
 
 ATTENTION_PART, VAE_PART, UPSCALER_PART = "attention", "vae", "upscaler"
 SD3_PART = f"unet {dit.SD3.name}"
-PARTS = (VAE_PART, "unet", SD3_PART, UPSCALER_PART)
+SWINIR_PART = f"{UPSCALER_PART} SwinIR"
+PARTS = (VAE_PART, "unet", SD3_PART, UPSCALER_PART, SWINIR_PART)
 """What is made of several ops; its kernels are theirs."""
 NAMES = (*FAMILIES, *PARTS)
 UNETS = {
@@ -25,7 +26,8 @@ UNETS = {
 _ALL_UNETS = {"unet": (unet.UNETS, unet.STEPS, unet.OTHER_STEPS), **UNETS}
 AT_START = (ATTENTION_PART, next(iter(UNETS)), VAE_PART, *[*UNETS][1:])
 """What the WebUI's start compiles and tries, what is needed first first. UPSCALER_PART's kernels
-wait for an upscaler, SD3_PART's for such a checkpoint: nobody without one starts later for them."""
+wait for an upscaler, SWINIR_PART's for a SwinIR, SD3_PART's for such a checkpoint: nobody without
+one starts later for them."""
 
 
 def in_order(model: str) -> tuple[str, ...]:
@@ -39,13 +41,13 @@ def in_order(model: str) -> tuple[str, ...]:
 
 
 def work(part: str, arch: Arch) -> Work:
-    """What one of AT_START, "unet", SD3_PART or UPSCALER_PART asks on a GPU: ops and problems, each
-    class at least once.
-    """
+    """What one of AT_START or PARTS asks on a GPU: ops and problems, each class at least once."""
     if part == VAE_PART:
         return vae.work()
     if part == UPSCALER_PART:
         return upscaler.work()
+    if part == SWINIR_PART:
+        return upscaler.swinir_work()
     if part == SD3_PART:
         return dit.work()
     if part in _ALL_UNETS:

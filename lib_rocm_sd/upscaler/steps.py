@@ -330,6 +330,11 @@ class Network:
         return linear and enters and leaves
 
     @property
+    def has_windows(self) -> bool:
+        """Whether any step is attention in windows, which has kernels of its own."""
+        return any(isinstance(step, WindowStep) for step in self.steps)
+
+    @property
     def role(self) -> str:
         return "upscaler"
 

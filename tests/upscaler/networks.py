@@ -55,7 +55,7 @@ def span(**settings: Any) -> Any:
     return _class("SPAN/span", "SPAN")(**{"upscale": 2, "norm": False, **settings})
 
 
-def _swinir(**settings: Any) -> Any:
+def swinir(**settings: Any) -> Any:
     """`img_size`: what it has masks for; those of other sizes are float32, which its half run does
     not take.
     """
@@ -82,11 +82,11 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "compact leaky": lambda: compact(upscale=1, act_type="leakyrelu", num_conv=2),
     "span": span,
     "span norm": lambda: span(norm=True, img_range=2.0, feature_channels=16),
-    "swinir": lambda: _swinir(upscale=4, resi_connection="3conv"),
-    "swinir plain": lambda: _swinir(patch_norm=False, qkv_bias=False),
-    "swinir shuffle": lambda: _swinir(upscale=3, upsampler="pixelshuffle"),
-    "swinir direct": lambda: _swinir(upsampler="pixelshuffledirect", depths=[2], num_heads=[3]),
-    "swinir grey": lambda: _swinir(
+    "swinir": lambda: swinir(upscale=4, resi_connection="3conv"),
+    "swinir plain": lambda: swinir(patch_norm=False, qkv_bias=False),
+    "swinir shuffle": lambda: swinir(upscale=3, upsampler="pixelshuffle"),
+    "swinir direct": lambda: swinir(upsampler="pixelshuffledirect", depths=[2], num_heads=[3]),
+    "swinir grey": lambda: swinir(
         upscale=1,
         upsampler="",
         in_chans=1,

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from lib_rocm_sd.arch import amd_table
 from lib_rocm_sd.catalog import upscaler as catalog
 from lib_rocm_sd.catalog.vae import Layer
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.upscaler import UpscalerStandIn
 from lib_rocm_sd.lab import upscaler_models
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
+from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.report import Report
-from lib_rocm_sd.upscaler import program
+from lib_rocm_sd.shipped import AT_START, SWINIR_PART, UPSCALER_PART, part_specs, shipped
+from lib_rocm_sd.upscaler import program, windows
 from lib_rocm_sd.upscaler.plan import Planner
 from lib_rocm_sd.upscaler.program import Upscaler, chain_of
 from lib_rocm_sd.upscaler.steps import ConvStep, WindowStep, read
@@ -26,7 +30,7 @@ from lib_rocm_sd.upscaler.weights import SCALES
 from lib_rocm_sd.vae.bands import Interrupted, Overflow
 from lib_rocm_sd.vae.plan import BandPlan
 from tests.peak import Peak
-from tests.upscaler.networks import KINDS, compact, network, own, picture, rrdb, span
+from tests.upscaler.networks import KINDS, compact, network, own, picture, rrdb, span, swinir
 from tests.vae.vae_models import needs_half, torchs
 
 ODD = (21, 13)
@@ -200,6 +204,49 @@ def test_the_catalog_has_what_people_use() -> None:
     for module in networks:
         for op, problem in Upscaler(module.eval()).work(40, 48):
             assert op.test_problems(problem) in known, problem
+
+
+def full_swinir(large: bool, depth: int = 6) -> nn.Module:
+    """One group of medium's or large's width."""
+    widths = {"embed_dim": 240, "num_heads": [8]} if large else {"embed_dim": 180, "num_heads": [6]}
+    kind: dict[str, Any] = {"upsampler": "pixelshuffle"}
+    if large:
+        kind = {"upsampler": "nearest+conv", "resi_connection": "3conv"}
+    made = swinir(img_size=64, window_size=8, upscale=4, depths=[depth], **widths, **kind)
+    return made.eval()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_the_catalogs_layers_of_swinir_are_what_is_launched(large: bool) -> None:
+    for height, width in ((24, 40), (8, 16)):
+        chain = chain_of(read(full_swinir(large)), (1, height, width), torch.float16)
+        trace = chain.trace(chain.last, chain.rows(chain.last), frozenset((0,)))
+        listed = [each.problem for each in catalog.swinir(height, width, large, 1)]
+        convs = chain.conv_problems(trace)
+        assert listed[: len(convs)] == convs
+        assert {*listed[len(convs) :]} == windows.work(chain, trace).keys()
+
+
+def test_the_catalog_has_what_swinir_asks_in_bands() -> None:
+    known = {(op.name, op.test_problems(problem)) for op, problem in catalog.swinir_work()}
+    for large in (False, True):
+        upscaler = Upscaler(full_swinir(large, 2))
+        planner = Planner(chain_of(upscaler.network, (1, 80, 24), torch.float16), torchs)
+        for plan in (planner.whole(), of_height(planner, 16, "device")):
+            asked = upscaler._work_of(planner.chain, plan)
+            assert known >= {(op.name, op.test_problems(problem)) for op, problem in asked}
+
+
+@pytest.mark.parametrize("gfx", ["gfx1030", "gfx1100", "gfx1201", "gfx942", "gfx90a"])
+def test_no_size_has_a_kernel_of_swinirs_that_is_not_compiled_ahead(gfx: str) -> None:
+    arch, needed = amd_table()[gfx], set[KernelSpec]()
+    for side, large in product((8, 24, 128, 512, 2048), (False, True)):
+        for layer in catalog.swinir(side, side + 8, large, 1):
+            ours = catalog.op_of(layer.problem).ours(arch, layer.problem)
+            needed.update(spec for _, _, specs in ours for spec in specs)
+    assert needed <= shipped(arch, (*AT_START, SWINIR_PART)).keys()
+    others = {*part_specs(UPSCALER_PART, arch), *shipped(arch, AT_START)}
+    assert {"attention.hip", "layer_norm.hip"} <= {spec.source for spec in needed - others}
 
 
 def test_smaller_budgets_cost_little() -> None:

@@ -16,7 +16,6 @@ from lib_rocm_sd.shipped import (
     ATTENTION_PART,
     SD3_PART,
     UNETS,
-    UPSCALER_PART,
     VAE_PART,
     in_order,
     shipped,
@@ -69,10 +68,10 @@ def begin(settle: Callable[[], None]) -> None:
     trials.expect_training()
 
 
-def begin_upscaler(settle: Callable[[], None]) -> None:
-    """Start compiling and trying what upscalers need, too, once; `settle` as `begin` says."""
-    if UPSCALER_PART not in _later:
-        _later.append(UPSCALER_PART)
+def begin_upscaler(settle: Callable[[], None], part: str) -> None:
+    """Start compiling and trying an upscaler's part, too, once; `settle` as `begin` says."""
+    if part not in _later:
+        _later.append(part)
         begin(settle)
 
 

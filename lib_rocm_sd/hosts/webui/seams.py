@@ -85,10 +85,10 @@ class Seam(ABC):
             except Exception as error:
                 host.say_once(f"kernels are not put in another order: {trouble.once(error)}")
 
-    def begin_upscaler(self) -> None:
-        """Have compiled and tried what upscalers need, too, once. Never raises."""
+    def begin_upscaler(self, part: str) -> None:
+        """Have compiled and tried what an upscaler's part needs, too, once. Never raises."""
         try:
-            background.begin_upscaler(self._when_ready)
+            background.begin_upscaler(self._when_ready, part)
         except Exception as error:
             host.say_once(f"an upscaler's kernels are not compiled ahead: {trouble.once(error)}")
 

@@ -31,7 +31,7 @@ from lib_rocm_sd.hosts.webui import session as a1111_session
 from lib_rocm_sd.hosts.webui.progress import Watch
 from lib_rocm_sd.hosts.webui.seams import optimizer
 from lib_rocm_sd.modules.patches import Patch, put, take
-from lib_rocm_sd.shipped import UPSCALER_PART
+from lib_rocm_sd.shipped import SWINIR_PART, UPSCALER_PART
 from lib_rocm_sd.upscaler.program import PART
 from lib_rocm_sd.vae.bands import Interrupted
 
@@ -110,8 +110,9 @@ class UpscalerSession:
             if callable(theirs) and not isinstance(theirs, Walk):
                 walk = Walk(theirs, partial(self._upscale, at_once))
                 self._patches.append(put(module, name, walk))
-        if any(map(self.serves, host.attribute("modules.shared", "sd_upscalers") or ())):
-            optimizer().begin_upscaler()
+        for data in host.attribute("modules.shared", "sd_upscalers") or ():
+            if self.serves(data):
+                optimizer().begin_upscaler(_part(data.scaler.name == SWINIR))
 
     def unload(self) -> None:
         """Leave each place as it is without us."""
@@ -176,16 +177,17 @@ class UpscalerSession:
     def _whole(
         self, at_once: Callable[..., Any], call: inspect.BoundArguments, watch: Watch
     ) -> Any:
-        optimizer().begin_upscaler()
-        waits = background.refusal(UPSCALER_PART)
-        if waits:
-            raise LeftError(waits)
         with whole(
             call.arguments["model"],
             a1111_session.current(),
             progress=watch.progress,
             interrupt=watch.interrupt,
         ) as ours:
+            part = _part(ours.program.network.has_windows)
+            optimizer().begin_upscaler(part)
+            waits = background.refusal(part)
+            if waits:
+                raise LeftError(waits)
             picture = at_once(call)
         self.turn.ran[ours.manner] = None
         return picture
@@ -195,6 +197,11 @@ class UpscalerSession:
         self.turn.left[message] = None
         report.event(message)
         host.say_once(message)
+
+
+def _part(has_windows: bool) -> str:
+    """What is compiled and tried for such a network."""
+    return SWINIR_PART if has_windows else UPSCALER_PART
 
 
 def why_not(options: Options) -> list[str]:

@@ -27,7 +27,7 @@ from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.problem import LinearProblem
-from lib_rocm_sd.shipped import SD3_PART, UPSCALER_PART, part_specs
+from lib_rocm_sd.shipped import SD3_PART, SWINIR_PART, UPSCALER_PART, part_specs
 from tests.verify.amdgpu import drawn
 from tests.verify.amdgpu.case import Case
 from tests.verify.amdgpu.conv_cases import conv, conv_epilogue, conv_rows, finish
@@ -55,6 +55,7 @@ def attention(gfx: str) -> Iterator[Case]:
             yield replace(case, mask_of=of, scale=-0.2)
     windows = AttentionProblem(1, 2, 64, 64, 32, "float16", "float32")
     yield Case(gfx, "attention", windows, mask_of="whole", scale=30**-0.5)  # as SwinIR has them
+    yield from _each_way(gfx, 32, "float16", 0, 0, "float32")
 
 
 def _each_way(
@@ -241,6 +242,11 @@ def layer_norm(gfx: str) -> Iterator[Case]:
         biased = BiasedProblem((3, channels), "float16", affine=affine, keeps=channels != 328)
         yield Case(gfx, "layer norm", biased, layout="misaligned" if channels == 5 else "apart")
     yield from _modulated_norm(gfx)
+    # SwinIR's, and what else their kernels serve.
+    for shape in ((5, 180), (1, 2051), (5, 6160), (5, 240), (5, 4072)):
+        swin = LayerNormProblem(shape, affine="float32")
+        yield Case(gfx, "layer norm", swin)
+        yield Case(gfx, "layer norm", swin, layout="misaligned")
 
 
 def _modulated_norm(gfx: str) -> Iterator[Case]:
@@ -372,5 +378,5 @@ def shipped_specs(gfx: str) -> frozenset[KernelSpec]:
     )
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
-    parts = ("unet", SD3_PART, UPSCALER_PART)
+    parts = ("unet", SD3_PART, UPSCALER_PART, SWINIR_PART)
     return frozenset(found.union(*(part_specs(part, arch) for part in parts)))

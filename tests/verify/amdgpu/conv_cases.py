@@ -87,6 +87,11 @@ def conv_epilogue(gfx: str) -> Iterator[Case]:
         for index in range(len(MatrixConv(problem.kind).configs(arch, problem))):
             way = ways[(turn + index) % 3]
             yield Case(gfx, "conv", problem, index, way, values="large")
+    wide = ConvProblem("3x3", 1, 9, 18, 64, 240, epilogue="none")
+    shortcut = replace(wide, shortcut="identity", shortcut_channels=240)
+    few, most = replace(wide, in_channels=16), replace(wide, out_channels=256)
+    for turn, problem in enumerate((most, few, shortcut)):  # SwinIR's
+        yield Case(gfx, "conv", problem, 0, ways[turn], values="large")
 
 
 def _epilogues() -> Iterator[ConvProblem]:

@@ -50,6 +50,13 @@ def with_upscaler(webui: WebUI) -> None:
         (builtin / "scripts").symlink_to(SCRIPTS, target_is_directory=True)
 
 
+def with_swinir(webui: WebUI) -> None:
+    """One of the WebUI's SwinIR."""
+    with_upscaler(webui)
+    for data in webui.shared.sd_upscalers:
+        data.scaler.name = "SwinIR"
+
+
 def picture(width: int = 50, height: int = 37, seed: int = 0) -> Image.Image:
     generator = torch.Generator("cpu").manual_seed(seed)
     values = torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8)
@@ -394,12 +401,15 @@ def test_no_start_compiles_an_upscalers_kernels_where_none_is_installed(
 ) -> None:
     webui = start(gpu=gpu, before=with_upscaler)
     assert webui.library("hosts.webui.background")._later == ["upscaler"]
+    webui = start(gpu=gpu, before=with_swinir)
+    assert webui.library("hosts.webui.background")._later == ["upscaler SwinIR"]
     webui = start(gpu=gpu)
     assert webui.library("hosts.webui.background")._later == []
 
 
+@pytest.mark.parametrize(("windows", "part"), [(False, "upscaler"), (True, "upscaler SwinIR")])
 def test_while_kernels_are_compiled_it_is_the_webuis(
-    webui: WebUI, monkeypatch: pytest.MonkeyPatch
+    webui: WebUI, monkeypatch: pytest.MonkeyPatch, windows: bool, part: str
 ) -> None:
     background, asked = webui.library("hosts.webui.background"), []
 
@@ -408,8 +418,9 @@ def test_while_kernels_are_compiled_it_is_the_webuis(
         return "compiling, 3 of 9 kernels are done"
 
     monkeypatch.setattr(background, "refusal", refusal)
+    monkeypatch.setattr(webui.library("upscaler.steps").Network, "has_windows", windows)
     assert why_left(webui, picture()) == "compiling, 3 of 9 kernels are done"
-    assert set(asked) == {"upscaler"}
+    assert set(asked) == {part} and background._later[-1] == part
 
 
 def test_what_cannot_be_begun_costs_no_picture(
@@ -417,7 +428,7 @@ def test_what_cannot_be_begun_costs_no_picture(
 ) -> None:
     background, seen = webui.library("hosts.webui.background"), runs(webui, monkeypatch)
 
-    def fails(settle: Any) -> None:
+    def fails(settle: Any, part: str) -> None:
         raise OSError("no cache")
 
     monkeypatch.setattr(background, "begin_upscaler", fails)
