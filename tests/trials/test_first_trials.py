@@ -158,11 +158,11 @@ def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
     upscalers = [each for each in asked if not each.first.in_rows]
     assert {each.first.epilogue for each in upscalers} == set(ACTIVATIONS)
     specs = {spec for each in upscalers for spec in each.specs if "EPILOGUE" in dict(spec.defines)}
-    assert len(specs) == 19 and specs <= set(shipped(row, ("upscaler",)))
+    assert len(specs) == 22 and specs <= set(shipped(row, ("upscaler", "upscaler SwinIR")))
     assert not specs & set(shipped(row, AT_START))
     of_sd3 = {"layer norm modulated", "rms norm of heads"}
     others = {each.op.name for each in further if each.op not in CONVS.values()}
-    assert others == {"linear", *of_sd3}
+    assert others == {"linear", *of_sd3, "attention", "layer norm"}, "the last two for SwinIR"
     norms = [each for each in first_trials.classes(SD3_PART, row) if each.op.name in of_sd3]
     assert {each.identity for each in norms} < {each.identity for each in further}
     ahead = {each.identity for each in first_trials.all_classes(row)}
