@@ -110,6 +110,19 @@ def test_a_rotary_embedding_of_unlike_pairs_is_read_as_the_host_does() -> None:
     assert 0 < (ours - hosts).abs().max() < 0.1
 
 
+def test_tensors_that_do_not_go_together_are_the_hosts_and_said() -> None:
+    transformer = model()
+    (x, context), rows = torch.randn(2, 2, 7, WIDTH).bfloat16(), torch.randn(2, 6, WIDTH)
+    taken = taken_over(transformer)
+    block, reasons = transformer.blocks[0], []
+    for given in ((context, rows[:1]), (context[:1], rows)):
+        block(x, *given, None)
+        reasons += [why.split(": ")[1] for row in taken.report() for why in row.left]
+    block(x, context, rows, None)
+    assert [row.left for row in taken.report()] == [{}]
+    assert [why.split(" torch")[0] for why in reasons] == ["x (2, 7, 48)"] * 2
+
+
 def test_what_fails_before_the_block_is_the_hosts_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as no memory for the rows that modulate."""
 

@@ -25,6 +25,7 @@ from lib_rocm_sd.dit.parts import (
     TokensCall,
 )
 from lib_rocm_sd.hosts.read.dit import (
+    apart,
     comfys_feed_forward,
     feed_forward_of,
     heads_of,
@@ -56,7 +57,7 @@ def pixart_call(
     cross_attention_kwargs: Any = None,
     class_labels: Any = None,
     added_cond_kwargs: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     """The prompt's mask is what diffusers adds to the scores, (N, 1, words)."""
     x, context, mask = hidden_states, encoder_hidden_states, encoder_attention_mask
     if attention_mask is not None:
@@ -65,22 +66,22 @@ def pixart_call(
         given = ", ".join(sorted(cross_attention_kwargs))
         raise UnknownModuleError((f"attention is given {given}",))
     rows = _rows_of(getattr(module, _TABLE), timestep, x)
-    if context is None or rows is None:
-        return None
+    if context is None:
+        raise UnknownModuleError(("it is given no prompt",))
     if mask is not None and (mask.shape != (len(x), 1, context.shape[1]) or mask.dtype != x.dtype):
         what = f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
         raise UnknownModuleError((f"attention to the prompt has a mask {what}",))
     return tokens_call(x, context, rows, lambda made: made, rows=True, mask=mask)
 
 
-def _rows_of(table: torch.Tensor, embedding: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """The block's own table of six rows, to which those of the time embedding are added, (N, 6, C);
-    None where they do not go together.
+def _rows_of(table: torch.Tensor, embedding: Any, x: torch.Tensor) -> torch.Tensor:
+    """The block's own table of six rows, to which those of the time embedding are added, (N, 6, C).
+    UnknownModuleError where they do not go together.
     """
     rows = table.view(1, 6, -1)
     fits = embedding.numel() == len(x) * rows.numel() and rows.shape[2] == x.shape[2]
     if not fits or {table.device, embedding.device} != {x.device}:
-        return None
+        raise apart(x=x, table=table, embedding=embedding)
     return (rows + embedding.reshape(len(x), 6, -1)).to(x.dtype)
 
 
@@ -111,7 +112,7 @@ def _heads_of(found: Findings, module: Any, name: str) -> Heads | None:
 
 def wan_call(
     module: Any, hidden_states: Any, encoder_hidden_states: Any, temb: Any, rotary_emb: Any
-) -> TokensCall | None:
+) -> TokensCall:
     """A time embedding of each token, as Wan 2.2's 5B has it, is not for us. A pair's cosine is the
     first of its two, its sine the last.
     """
@@ -126,8 +127,6 @@ def wan_call(
         halves = (each[:, :, 0, first::2].float() for first, each in enumerate(rotary_emb))
         rotary = tuple(each.repeat_interleave(2, 2) for each in halves)
     rows = _rows_of(getattr(module, _TABLE), temb, x)
-    if rows is None:
-        return None
     context = encoder_hidden_states
     return tokens_call(x, context, rows, lambda made: made, *rotary, rows=True)
 
@@ -204,13 +203,13 @@ def _across(
 
 def comfys_pixart_call(
     module: Any, x: Any, y: Any, t: Any, mask: Any = None, size: Any = None, **ignored: Any
-) -> TokensCall | None:
+) -> TokensCall:
     """The prompts lie one after another in y (1, N words, C); `mask` would be their lengths."""
     if mask is not None:
         raise UnknownModuleError(("its prompts have lengths",))
     rows = _rows_of(getattr(module, _TABLE), t, x)
-    if rows is None or y.ndim != 3 or y.shape[0] * y.shape[1] % len(x):
-        return None
+    if y.ndim != 3 or y.shape[0] * y.shape[1] % len(x):
+        raise apart(x=x, y=y)
     context = y.reshape(len(x), -1, y.shape[2])
     return tokens_call(x, context, rows, lambda made: made, rows=True)
 
@@ -248,13 +247,11 @@ def comfys_wan_call(
     context: Any,
     context_img_len: Any = 257,
     transformer_options: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     """The time embedding is e (N, 6, C) or (N, 1, 6, C)."""
     if e.ndim != 3 and e.shape[1] != 1:
         raise UnknownModuleError((_OWN_TIMES,))
     rows = _rows_of(getattr(module, _COMFYS_TABLE), e, x)
-    if rows is None:
-        return None
     rotary = comfys_rotary_of(freqs, x.shape[1])
     return tokens_call(x, context, rows, lambda made: made, *rotary, rows=True)
 

@@ -29,6 +29,7 @@ from lib_rocm_sd.dit.parts import (
 from lib_rocm_sd.hosts.read.findings import Findings, eps_of
 from lib_rocm_sd.hosts.read.unet_diffusers import HOME, PLAIN_ATTENTION, code_of, processor_of
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
+from lib_rocm_sd.ops.keys import described
 
 CLASS = "JointTransformerBlock"
 PROCESSOR = "JointAttnProcessor2_0"
@@ -56,7 +57,7 @@ def joint_call(
     encoder_hidden_states: Any,
     temb: Any,
     joint_attention_kwargs: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     """Further arguments of attention, as an IP-Adapter gives them, are not for us."""
     if joint_attention_kwargs:
         given = ", ".join(sorted(joint_attention_kwargs))
@@ -77,14 +78,21 @@ def tokens_call(
     *rotary: Any,
     rows: bool = False,
     mask: Any = None,
-) -> TokensCall | None:
-    """None where these do not go together. `rows`: the embedding has rows that modulate."""
+) -> TokensCall:
+    """UnknownModuleError where these do not go together. `rows`: the embedding has rows that
+    modulate.
+    """
     given = ((embedding, 3 if rows else 2), (context, 3))
     for each, ndim in given[: 1 if context is None else 2]:
         alike = type(each) is torch.Tensor and each.ndim == ndim and len(each) == len(x)
         if not alike or (each.dtype, each.device) != (x.dtype, x.device):
-            return None
+            raise apart(x=x, context=context, embedding=embedding)
     return TokensCall(x, context, embedding, answer, *rotary)._replace(mask=mask)
+
+
+def apart(**given: Any) -> UnknownModuleError:
+    """Says that a call's tensors do not go together."""
+    return UnknownModuleError((f"its call is not of our form: {described(**given)}",))
 
 
 def joint(found: Findings, module: Any) -> Joint | None:
@@ -245,7 +253,7 @@ def comfys_call(
     c: Any,
     use_checkpoint: Any = True,
     transformer_options: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     return tokens_call(x, context, c, both)
 
 

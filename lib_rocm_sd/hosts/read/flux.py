@@ -80,7 +80,7 @@ def double_call(
     temb: Any,
     image_rotary_emb: Any = None,
     joint_attention_kwargs: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     return _diffusers(
         hidden_states, encoder_hidden_states, temb, image_rotary_emb, joint_attention_kwargs, both
     )
@@ -93,7 +93,7 @@ def single_call(
     temb: Any,
     image_rotary_emb: Any = None,
     joint_attention_kwargs: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     words = encoder_hidden_states.shape[1]
 
     def parted(made: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,7 +113,7 @@ def _diffusers(
     answer: Callable[..., Any],
     mask: Any = None,
     rows: bool = False,
-) -> TokensCall | None:
+) -> TokensCall:
     """`mask` (N, tokens), of which Chroma's blocks make one of each two tokens: where it is not
     bool, pairs of tokens that count have one added to their scores.
     """
@@ -137,7 +137,7 @@ def chroma_double_call(
     image_rotary_emb: Any = None,
     attention_mask: Any = None,
     joint_attention_kwargs: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     given = hidden_states, encoder_hidden_states, temb, image_rotary_emb, joint_attention_kwargs
     return _diffusers(*given, both, attention_mask, rows=True)
 
@@ -149,7 +149,7 @@ def chroma_single_call(
     image_rotary_emb: Any = None,
     attention_mask: Any = None,
     joint_attention_kwargs: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     given = hidden_states, None, temb, image_rotary_emb, joint_attention_kwargs
     return _diffusers(*given, lambda made: made, attention_mask, rows=True)
 
@@ -274,7 +274,7 @@ def comfys_double_call(
     modulation_dims_txt: Any = None,
     transformer_options: Any = None,
     mod: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     """`mod`: as Forge's Chroma calls `vec`."""
     _refuse(attn_mask, modulation_dims_img or modulation_dims_txt)
     turned = matrices_of(pe, img, img.shape[1] + txt.shape[1])
@@ -292,7 +292,7 @@ def comfys_single_call(
     modulation_dims: Any = None,
     transformer_options: Any = None,
     mod: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     _refuse(attn_mask, modulation_dims)
     turned = matrices_of(pe, x, x.shape[1])
     embedding, rows = _embedding(vec if mod is None else mod), not hasattr(module, "modulation")

@@ -39,7 +39,7 @@ def call(
     image_rotary_emb: Any = None,
     joint_attention_kwargs: Any = None,
     modulate_index: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     """A call of diffusers' block. A mask for the prompt leaves words out, which is not for us."""
     x, context = hidden_states, encoder_hidden_states
     for name, value in (
@@ -66,7 +66,7 @@ def comfys_call(
     temb: Any,
     image_rotary_emb: Any = None,
     transformer_options: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     """A call of ComfyUI's block, which does nothing with the mask, and rounds matrices (N, tokens,
     1, D / 2, 2, 2) to the dtype of x.
     """

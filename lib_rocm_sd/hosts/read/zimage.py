@@ -29,7 +29,7 @@ def call(
     noise_mask: Any = None,
     adaln_noisy: Any = None,
     adaln_clean: Any = None,
-) -> TokensCall | None:
+) -> TokensCall:
     """The mask says which tokens count, bool (N, tokens)."""
     if noise_mask is not None:
         raise UnknownModuleError(("its tokens have modulations of two kinds",))
