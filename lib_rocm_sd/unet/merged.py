@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from math import inf
 from operator import attrgetter, getitem, itemgetter
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.engine.memory import version_of
+from lib_rocm_sd.engine.selftest import is_out_of_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,15 +159,21 @@ class MergedConv2d(Merged, nn.Conv2d):
 
 def look(layers: Sequence[Merged]) -> None:
     """Have copies made anew whose adapters have other values, also where torch does not count the
-    write: PEFT's hot swap writes through `.data`. Waits for the device once.
+    write: PEFT's hot swap writes through `.data`. Waits for the device once. All are made anew
+    where there is no memory to look.
     """
     copied = [each for each in layers if not each.is_stale()]
     now = [factor.detach() for each in copied for factor in each._tensors()[1:]]
     if not now:
         return
-    with torch.inference_mode(False), torch.no_grad():
-        apart = torch._foreach_sub(now, [kept for each in copied for kept in each._kept])
-        norms = torch.stack(torch._foreach_norm(apart)).tolist()
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            apart = torch._foreach_sub(now, [kept for each in copied for kept in each._kept])
+            norms = torch.stack(torch._foreach_norm(apart)).tolist()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        norms = [inf] * len(now)
     for each in copied:
         count = len(each._kept)
         if any(norm != 0 for norm in norms[:count]):  # also where one is no number

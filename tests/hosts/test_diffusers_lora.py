@@ -490,6 +490,22 @@ def test_without_memory_for_a_copy_the_host_computes(
     assert "ran out of memory" in "\n".join(report.snapshot()["events"])
 
 
+def test_without_memory_to_look_at_adapters_their_copies_are_made_anew(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apart(*_: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(weights, "PAUSE_S", 0.0)
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        models.step(unet, inputs)
+        _written_unseen(unet)
+        monkeypatch.setattr(torch, "_foreach_sub", apart)
+        ours = models.step(unet, inputs)
+        assert_all_ours(patch)
+    assert models.errors(ours, models.step(unet, inputs))[1] < 0.02
+
+
 def _with(**options: Any) -> Callable[[], Any]:
     return lambda: injected(BF16, {"rank": 4, **options})
 
