@@ -506,6 +506,23 @@ def test_without_memory_to_look_at_adapters_their_copies_are_made_anew(
     assert models.errors(ours, models.step(unet, inputs))[1] < 0.02
 
 
+@torch.no_grad()
+def test_a_copy_that_ctrl_c_interrupts_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: torch.Tensor) -> Any:
+        raise KeyboardInterrupt
+
+    layer = injected(BF16, {"rank": 4})
+    leaf, _ = read(layer, "linear")
+    leaf.renew()
+    own = layer.linear.scaling
+    own["0"] *= -3
+    with monkeypatch.context() as patching, pytest.raises(KeyboardInterrupt):
+        patching.setattr(torch.Tensor, "clone", interrupted)
+        leaf.renew()
+    own["0"] /= -3
+    assert leaf.is_stale()
+
+
 def _with(**options: Any) -> Callable[[], Any]:
     return lambda: injected(BF16, {"rank": 4, **options})
 
