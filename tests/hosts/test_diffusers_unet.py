@@ -44,6 +44,14 @@ def inputs() -> dict[str, Any]:
     return given
 
 
+def test_a_unet_of_torchscript_is_left_alone() -> None:
+    """torch sets no hooks on one."""
+    unet = torch.jit.script(nn.Identity())
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        assert patch.unet.takeover is None and patch.unet.rows() == []
+        assert torch.equal(unet(torch.ones(3)), torch.ones(3))
+
+
 def test_the_blocks_are_ours_inside_the_with(pipeline: Pipeline, inputs: Any) -> None:
     theirs, report = models.step(pipeline.unet, inputs), Report()
     with host.patched(pipeline, unet=True, session=Session(report=report)) as patch:

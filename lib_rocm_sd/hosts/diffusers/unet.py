@@ -68,7 +68,11 @@ def patched_unet(
 ) -> Iterator[UnetPatch]:
     """Run the blocks of `unet` as our programs inside the `with` block, by rows `part`."""
     taken = take_over(unet, session.of_part(part), DiffusersHook(session, unet))
-    left = [(row.kind, *why) for row in taken.report() for why in row.left.items()]
+    rows = taken.report()
+    if not rows:  # it may also be what hooks are not for, as a script of TorchScript is
+        yield UnetPatch()
+        return
+    left = [(row.kind, *why) for row in rows for why in row.left.items()]
     if left:
         told = ", ".join(f"{count} x {kind} ({why})" for kind, why, count in left)
         session.report.event(f"diffusers: blocks of the {part} left alone: {told}")
