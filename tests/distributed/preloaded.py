@@ -1,4 +1,4 @@
-"""What ranks need, imported once."""
+"""What ranks need, imported and loaded once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import torch
 
 torch.set_num_threads(1)
 with contextlib.suppress(ImportError):
-    import diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion  # noqa: F401
     import transformers  # noqa: F401
 
-import lib_rocm_sd.commands.little_model
-import lib_rocm_sd.distributed
-import lib_rocm_sd.hosts.diffusers.pipeline  # noqa: F401
+    from tests.distributed import blocks, ranks  # noqa: F401
+
+    ranks.little()

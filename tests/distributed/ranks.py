@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,8 +35,10 @@ SHORT_S = 8.0
 PROMPTS = ("a red circle", "a blue square", "a green triangle", "a star")
 
 
-def little(dtype: torch.dtype = torch.float32) -> Any:
-    pipeline = little_model.load(little_model.MODEL, dtype)
+@cache
+def little() -> Any:
+    """The little pipeline in float32. The server that forks ranks has loaded it for all of them."""
+    pipeline = little_model.load(little_model.MODEL, torch.float32)
     for part in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
         part.eval().requires_grad_(False)
     return pipeline
@@ -73,7 +77,7 @@ def residuals(height: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
 
 def calls(sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     """Calls of the little UNet in float64 at some sizes of latent images: by ranks and alone."""
-    unet = little().unet.double()
+    unet = deepcopy(little().unet).double()
     found: dict[str, Any] = {}
     prompt = drawn(2, 77, 96, dtype=torch.float64, seed=5)
     with joined(limit_s=LIMIT_S) as group, torch.no_grad():
@@ -145,7 +149,7 @@ def _stale(unet: Any, group: Group) -> list[float]:
 
 def _blocks(group: Group) -> float:
     """The error of a guidance split in half precision with the UNet's blocks ours."""
-    unet = little(torch.float16).unet
+    unet = deepcopy(little().unet).half()
     image, prompt = drawn(2, 4, 16, 16).half(), drawn(2, 77, 96, seed=5).half()
     alone = unet(image, 501, prompt).sample
     with patched_unet(unet), guidance_split(unet, group):
@@ -196,7 +200,7 @@ def _different(vae: Any, group: Group) -> str:
 def pictures() -> dict[str, Any]:
     """Whole pictures by the little pipeline: in every way that ranks can share them."""
     pipeline = little()
-    options = {"num_inference_steps": 2, "guidance_scale": 3.0}
+    options = {"num_inference_steps": 2, "guidance_scale": 3.0, "width": 64}
 
     def picture(prompt: str, index: int, **more: Any) -> Any:
         generator = torch.Generator("cpu").manual_seed(index)
