@@ -40,10 +40,10 @@ os.environ.update(XDG_CACHE_HOME=str(FIRST_CACHE), LOCALAPPDATA=str(FIRST_CACHE)
 
 LONGEST = (
     *("test_browser_speed", "test_browser_looks", "test_browser_accordion", "test_browser_reload"),
-    *("test_webui_a1111", "test_forge_host", "test_webui_forge", "test_webui_a1111_unet"),
-    *("test_machine_code", "test_tiny_model", "test_demo_page", "test_update", "test_pytorch_md"),
-    *("test_distributed_blocks", "test_distributed_ends", "test_distributed_model"),
-    *("test_diffusers_lora", "test_real_compilers", "test_paper_card", "test_suite", "test_link"),
+    *("test_webui_a1111", "test_forge_host", "test_distributed_blocks", "test_webui_forge"),
+    *("test_webui_a1111_unet", "test_machine_code", "test_tiny_model", "test_demo_page"),
+    *("test_update", "test_pytorch_md", "test_diffusers_lora", "test_real_compilers"),
+    *("test_paper_card", "test_suite", "test_link"),
     *("test_doctor", "test_amdgpu_host", "test_no_device", "test_decoding", "test_team"),
     *("test_comfyui_vae", "test_bench_vae", "test_unet_ahead", "test_upscaler", "test_vae_bands"),
     *("test_unet_accuracy", "test_torch_ops_compiled", "test_unet_graphs", "test_unet_prompts"),
@@ -66,6 +66,8 @@ COMPILING = tuple(f"tests/{name}/" for name in ("verify/amdgpu", "machine", "ops
 """Folders whose tests start compilers by the hundred."""
 TOGETHER = "tests/browser/"
 """One worker takes all of its files for a gradio: they share a server and a browser."""
+FORKED = "tests/distributed/"
+"""One worker takes all of its files: the server that forks their ranks takes 5 CPU seconds."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -120,8 +122,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def scope_of(nodeid: str) -> str:
-    """What one worker has: a file's tests, each of `APART` by itself, `TOGETHER` for a gradio."""
+    """What one worker has: a file's tests, each of `APART` by itself, `TOGETHER` for a gradio, all
+    of `FORKED`.
+    """
     file = nodeid.partition("::")[0]
+    if file.startswith(FORKED):
+        return FORKED
     if file.startswith(TOGETHER):
         return TOGETHER + nodeid.rpartition("[")[2].partition("-")[0].rstrip("]")
     return nodeid if Path(file).stem in APART else file
