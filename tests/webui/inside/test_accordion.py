@@ -150,13 +150,13 @@ def test_vae_left_to_the_host(start: Start, gpu: FakeGpu) -> None:
     assert "another extension has replaced its forward" in cells(status, "VAE decode")[0][1]
 
 
-@pytest.mark.parametrize("level", ["Auto", "Performance", "Memory"])
-def test_explanation_changes_with_the_level(start: Start, gpu: FakeGpu, level: str) -> None:
+def test_explanation_changes_with_the_level(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu)
     lines = webui.library("hosts.ui.accordion").EXPLANATIONS
     assert len(set(lines.values())) == 3
     assert max(map(len, lines.values())) <= 60
-    assert lines[level] in refresh(webui, True, level)[1]
+    for level in ("Auto", "Performance", "Memory"):
+        assert lines[level] in refresh(webui, True, level)[1]
 
 
 def test_every_control_refreshes(start: Start, gpu: FakeGpu) -> None:
@@ -168,10 +168,12 @@ def test_every_control_refreshes(start: Start, gpu: FakeGpu) -> None:
     assert "&#x27;Doggettx&#x27;" in function(True, "Auto", "Auto", 0, "Off")[2]
 
 
-@pytest.mark.parametrize("values", [(None,) * 5, ("x", "Turbo", "?", -3, "On")])
-def test_nonsense_from_the_page(start: Start, gpu: FakeGpu, values: tuple[Any, ...]) -> None:
+def test_nonsense_from_the_page(start: Start, gpu: FakeGpu) -> None:
     webui = start(gpu=gpu)
-    assert refresh(webui, *values)[0].startswith(f"{TITLE}: Auto · attention on gfx1100")
+    for values in ((None,) * 5, ("x", "Turbo", "?", -3, "On")):
+        assert refresh(webui, *values)[0].startswith(f"{TITLE}: Auto · attention on gfx1100"), (
+            values
+        )
 
 
 def test_hidden_button_is_not_kept_in_ui_config(start: Start, gpu: FakeGpu) -> None:

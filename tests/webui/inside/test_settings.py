@@ -233,16 +233,16 @@ def test_log_level(webui: WebUI, caplog: pytest.LogCaptureFixture) -> None:
     webui.shared.opts.set("rocm_sd_log_level", "Warnings")
 
 
-@pytest.mark.parametrize("value", [None, "x", -5, float("nan"), float("inf"), True, [1]])
-def test_nonsense_is_the_default(webui: WebUI, value: Any) -> None:
+def test_nonsense_is_the_default(webui: WebUI) -> None:
     """config.json may have been edited by hand."""
-    for key in ours(webui):
-        webui.shared.opts.data[key] = value
-    settings = webui.library("hosts.webui.settings").current()
-    assert settings.headroom_mib == 0
-    assert settings.log_level == "Warnings"
-    assert set(settings.operations) <= set(ALL)
-    assert webui.txt2img().info
+    for value in (None, "x", -5, float("nan"), float("inf"), True, [1]):
+        for key in ours(webui):
+            webui.shared.opts.data[key] = value
+        settings = webui.library("hosts.webui.settings").current()
+        assert settings.headroom_mib == 0, value
+        assert settings.log_level == "Warnings", value
+        assert set(settings.operations) <= set(ALL), value
+        assert webui.txt2img().info, value
 
 
 def fill_cache(webui: WebUI) -> Path:
