@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -53,16 +54,15 @@ def left_to_host(webui: WebUI) -> int:
     return webui.library("hosts.webui.attention").calls.left.total()
 
 
-@pytest.mark.parametrize("family", ["ldm", "sgm"])
-@pytest.mark.parametrize("context", [True, False], ids=["cross", "self"])
-def test_cross_attention(webui: WebUI, gpu: FakeGpu, family: str, context: bool) -> None:
-    module, (x, text) = cross(webui, family), inputs()
-    if not context:
-        module.to_k, module.to_v = module.to_q, torch.nn.Linear(80, 80, bias=False)
-    args = (x, text) if context else (x,)
-    before = len(gpu.seen)
-    torch.testing.assert_close(ours(module, *args), theirs(webui, module, *args))
-    assert len(gpu.seen) > before
+def test_cross_attention(webui: WebUI, gpu: FakeGpu) -> None:
+    for family, context in product(("ldm", "sgm"), (True, False)):
+        module, (x, text) = cross(webui, family), inputs()
+        if not context:
+            module.to_k, module.to_v = module.to_q, torch.nn.Linear(80, 80, bias=False)
+        args = (x, text) if context else (x,)
+        before = len(gpu.seen)
+        torch.testing.assert_close(ours(module, *args), theirs(webui, module, *args))
+        assert len(gpu.seen) > before
     assert left_to_host(webui) == 0
 
 
@@ -154,27 +154,25 @@ def keep(*shape: int) -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("shape", [(3, 77), (3, 1, 77), (3, 7, 11)], ids=str)
-def test_ldm_masks(webui: WebUI, gpu: FakeGpu, shape: tuple[int, ...]) -> None:
+def test_ldm_masks(webui: WebUI) -> None:
     module, (x, text) = cross(webui), inputs()
-    mask = keep(*shape)
-    expected = theirs(webui, module, x, text, mask)
-    torch.testing.assert_close(ours(module, x, text, mask=mask), expected)
-    assert not torch.allclose(ours(module, x, text), expected)
+    for shape in ((3, 77), (3, 1, 77), (3, 7, 11)):
+        mask = keep(*shape)
+        expected = theirs(webui, module, x, text, mask)
+        torch.testing.assert_close(ours(module, x, text, mask=mask), expected)
+        assert not torch.allclose(ours(module, x, text), expected)
     assert left_to_host(webui) == 0
 
 
-@pytest.mark.parametrize("kind", ["bool", "additive"])
-@pytest.mark.parametrize("shape", [(3, 2, 50, 77), (1, 1, 50, 77), (3, 1, 1, 77)], ids=str)
-def test_sgm_masks(webui: WebUI, shape: tuple[int, ...], kind: str) -> None:
+def test_sgm_masks(webui: WebUI) -> None:
     module, (x, text) = cross(webui, "sgm"), inputs()
-    mask = keep(*shape)
-    if kind == "additive":
-        mask = torch.randn(shape, generator=torch.Generator().manual_seed(8))
     sdp = webui.sd_hijack_optimizations.scaled_dot_product_attention_forward
-    with torch.no_grad():
-        expected = sdp(module, x, text, mask)
-    torch.testing.assert_close(ours(module, x, text, mask), expected)
+    for shape in ((3, 2, 50, 77), (1, 1, 50, 77), (3, 1, 1, 77)):
+        additive = torch.randn(shape, generator=torch.Generator().manual_seed(8))
+        for mask in (keep(*shape), additive):
+            with torch.no_grad():
+                expected = sdp(module, x, text, mask)
+            torch.testing.assert_close(ours(module, x, text, mask), expected)
     assert left_to_host(webui) == 0
 
 
@@ -194,16 +192,13 @@ def test_other_keyword_arguments_are_ignored_as_by_the_host(webui: WebUI) -> Non
     assert torch.equal(ours(module, x, text, **extras), ours(module, x, text))
 
 
-@pytest.mark.parametrize("family", ["ldm", "sgm"])
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_attn_block(webui: WebUI, gpu: FakeGpu, family: str, layout: str) -> None:
-    module = block(webui, family)
-    x = torch.randn((2, 32, 5, 7), generator=torch.Generator().manual_seed(7))
-    if layout == "channels_last":
-        x = x.to(memory_format=torch.channels_last)
-    result = ours(module, x)
-    torch.testing.assert_close(result, theirs(webui, module, x))
-    assert all(t.shape == (2, 35, 1, 32) and t.stride(3) == 1 for t in gpu.seen[-1])
+def test_attn_block(webui: WebUI, gpu: FakeGpu) -> None:
+    drawn = torch.randn((2, 32, 5, 7), generator=torch.Generator().manual_seed(7))
+    for family, layout in product(("ldm", "sgm"), (torch.contiguous_format, torch.channels_last)):
+        module, x = block(webui, family), drawn.to(memory_format=layout)
+        gpu.seen.clear()
+        torch.testing.assert_close(ours(module, x), theirs(webui, module, x))
+        assert all(t.shape == (2, 35, 1, 32) and t.stride(3) == 1 for t in gpu.seen[-1])
     assert left_to_host(webui) == 0
 
 
