@@ -9,13 +9,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.catalog import dit
 from lib_rocm_sd.catalog.unet import BATCH, SD15, SDXL, Unet, step
 from lib_rocm_sd.catalog.unet import Layer as UnetLayer
-from lib_rocm_sd.catalog.upscaler import SIDE, compact, rrdb
+from lib_rocm_sd.catalog.upscaler import SIDE, compact, rrdb, swinir
 from lib_rocm_sd.catalog.vae import Layer, decoder
 from lib_rocm_sd.commands.support import as_table
 from lib_rocm_sd.errors import CompileError
@@ -43,9 +44,11 @@ STEP_HEADING = (
     f"ESTIMATE AND LOWER LIMIT, never measured: one denoising step, batch {BATCH}. It assumes:"
 )
 
-UPSCALERS: dict[str, Callable[[int, int], list[Layer]]] = {
+UPSCALERS: dict[str, Callable[[int, int], Sequence[Layer | UnetLayer]]] = {
     "RRDBNet x4": rrdb,
     "SRVGGNetCompact x4": compact,
+    "SwinIR-M x4": swinir,
+    "SwinIR-L x4": partial(swinir, large=True),
 }
 UPSCALER_HEADING = (
     f"ESTIMATE AND LOWER LIMIT, never measured: upscaling one {SIDE} x {SIDE} picture. It assumes:"
@@ -188,11 +191,13 @@ def pictures_of(target: Target) -> tuple[dict[str, Any], str]:
     return {**_card_of(target), "pictures": list(documents)}, "\n\n".join(texts)
 
 
-def _picture(title: str, layers: Sequence[Layer], target: Target) -> tuple[dict[str, Any], str]:
+def _picture(
+    title: str, layers: Sequence[Layer | UnetLayer], target: Target
+) -> tuple[dict[str, Any], str]:
     """Layers that differ in nothing but their names are one row."""
     count = Counter(layer.problem for layer in layers)
-    names = {layer.problem: layer.name for layer in reversed(layers)}
-    rows = [(n, estimates([Layer(names[p], p)], target)[0]) for p, n in count.items()]
+    first = {layer.problem: layer for layer in reversed(layers)}
+    rows = [(n, row) for p, n in count.items() for row in estimates([first[p]], target)]
     ms, gflop = sum(n * row.ms for n, row in rows), sum(n * row.gflop for n, row in rows)
     document = {
         "upscaler": title,

@@ -64,8 +64,12 @@ ASSUMPTIONS = (
     " counted: launches' own cost, merging of statistics, weight packing, Python.",
 )
 
-UPSCALER_ASSUMPTIONS = (*ASSUMPTIONS[:5], ASSUMPTIONS[-1])
-"""There is no attention."""
+UPSCALER_ASSUMPTIONS = (
+    *ASSUMPTIONS[:5],
+    "SwinIR: a library's linear layers are taken to be as fast as ours, norms are memory traffic"
+    " alone; not counted: GELU, 1x1 convolutions, and bringing pixels into the order of windows.",
+    ASSUMPTIONS[-1],
+)
 
 
 @dataclass(frozen=True)
@@ -163,10 +167,15 @@ def target_of(arch: Arch, card: Card) -> Target:
     return Target(arch, card, work_of)
 
 
-def estimates(layers: Sequence[VaeLayer], target: Target) -> list[Estimate]:
-    """Each layer of a VAE; attention is two rows, its products and what is around them."""
+def estimates(layers: Sequence[VaeLayer | Layer], target: Target) -> list[Estimate]:
+    """Each layer of a VAE or an upscaler; a VAE's attention is two rows, its products and what is
+    around them.
+    """
     rows: list[Estimate] = []
     for layer in layers:
+        if isinstance(layer, Layer):
+            rows += _launches(layer.problem, target)
+            continue
         name, p = layer.name, layer.problem
         if isinstance(p, AttentionProblem):
             rows += [_attention(name, p, target), _projections(name, p, target)]

@@ -188,15 +188,22 @@ def test_an_upscaled_picture_is_the_sum_of_its_layers(
     monkeypatch.setattr(estimate, "target_of", lambda arch, card: target)
     assert __main__.main(["inspect", "--estimate", "upscaler", "--arch", "gfx1201", "--json"]) == 0
     (card,) = json.loads(capsys.readouterr().out)["cards"]
-    deep, compact = card["pictures"]
-    assert (deep["upscaler"], compact["upscaler"]) == ("RRDBNet x4", "SRVGGNetCompact x4")
+    deep, *others = card["pictures"]
+    names = [picture["upscaler"] for picture in card["pictures"]]
+    assert names == ["RRDBNet x4", "SRVGGNetCompact x4", "SwinIR-M x4", "SwinIR-L x4"]
     assert sum(row["count"] for row in deep["launches"]) == 1 + 23 * 15 + 1 + 2 + 2
-    for picture in (deep, compact):
+    for picture in (deep, *others):
         total = sum(
             row["count"] * max(row["compute_ms"], row["memory_ms"]) for row in picture["launches"]
         )
         assert picture["estimated_ms"] == pytest.approx(total, rel=1e-3)
     assert 9000 < deep["gflop"] < 9500
+    for picture, blocks in zip(others[1:], (36, 54), strict=True):
+        named = {row["name"].split()[0]: 0 for row in picture["launches"]}
+        for row in picture["launches"]:
+            named[row["name"].split()[0]] += row["count"]
+        assert named["attention"] == blocks // 2 * (1 + 4)  # a shifted block has four calls
+        assert named["layer"] == 2 * blocks + 2
 
 
 def sum_of(card: dict[str, list[dict[str, float]]]) -> float:
