@@ -173,6 +173,24 @@ def vgpr(register: int, kind: str, high: bool = False) -> Read:
     return read
 
 
+def copied(source: int, register: int) -> tuple[Read, Write]:
+    """The read and the write of a plain copy of a VGPR, each for itself. Lanes in which nothing was
+    written count as unwritten in the copy, too: compilers copy what no instruction uses.
+    """
+
+    def read(b: Waves) -> tuple[Array, Array | None]:
+        missing = b.missing_v(source)
+        return b.vl[source].copy(), missing
+
+    def write(b: Waves, found: tuple[Array, Array | None]) -> None:
+        value, missing = found
+        b.put_v(register, value)
+        if missing is not None:
+            b.forget_v(register, missing)
+
+    return read, write
+
+
 def _vgpr_pair(register: int, kind: str) -> Read:
     dtype = DTYPES[kind]
 

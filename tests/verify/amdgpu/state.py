@@ -160,6 +160,16 @@ class Waves:
                 )
         self.v_bad[register] = bad
 
+    def missing_v(self, register: int) -> Array | None:
+        """The active lanes where nothing was written, None for none. Raises where an access to it
+        is on its way.
+        """
+        if not self.v_bad[register]:
+            return None
+        self.check_v(register, np.zeros_like(self.exec))
+        missing = self.exec & ~self.v_init[register]
+        return missing if missing.any() else None
+
     def wrote_v(self, register: int) -> None:
         """After writing the active lanes of a register whose `v_bad` is set."""
         if self.v_bad[register] & ON_ITS_WAY:

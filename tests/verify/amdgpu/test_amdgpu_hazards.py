@@ -169,6 +169,18 @@ def test_unwritten_registers_are_not_read() -> None:
         m.lines("s_mov_b32 s41, s40")
 
 
+@pytest.mark.parametrize(
+    "copy", ["v_mov_b32 v3, v2", "v_dual_mov_b32 v3, v2 :: v_dual_mov_b32 v2, v1"]
+)
+def test_a_copy_of_an_unwritten_register_is_unwritten(copy: str) -> None:
+    """Not read: compilers copy what nothing uses."""
+    m = Machine("gfx1100").set_v(v1=1.0, v3=2.0).active(LANE < 7).set_v(v2=4.0)
+    m.active(True).lines(copy)
+    assert m.active(LANE < 7).lines("v_add_f32 v4, v3, v3").v(4)[0] == 8.0
+    with pytest.raises(UninitializedError, match="v3 is read in lane 7"):
+        m.active(True).lines("v_add_f32 v4, v3, v3")
+
+
 def two_waves(**how: Any) -> Machine:
     m = Machine("gfx1100", waves=2, **how)
     m.set_v(v0=4 * LANE, v1=4 * LANE)

@@ -263,7 +263,7 @@ def test_pairs_of_floats(gfx: str) -> None:
     m.set_s(s7=0x40000000).lines("v_pk_mul_f32 v[6:7], v[2:3], s[6:7]")
     assert m.v(7)[0] == 80.0
     with pytest.raises(UninitializedError, match="v6"):  # s6 was never written
-        m.lines("v_mov_b32 v8, v6")
+        m.lines("v_add_f32 v8, v6, v6")
 
 
 @pytest.mark.parametrize("gfx", ALL)

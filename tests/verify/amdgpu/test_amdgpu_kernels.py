@@ -10,6 +10,7 @@ import pytest
 
 from lib_rocm_sd.arch import by_gfx
 from lib_rocm_sd.ops.base import KernelSpec
+from lib_rocm_sd.ops.conv.problem import ConvProblem
 from tests import executed, noted
 from tests.verify.amdgpu import cases, coverage, executor
 from tests.verify.amdgpu.case import Case
@@ -67,6 +68,13 @@ def by_ziglang(gfx: str) -> list[Case]:
 def test_machine_code_of_another_compiler_is_right(case: Case) -> None:
     """By the clang inside ziglang, which is another than the one in PATH."""
     check(case)
+
+
+@executed.known(by="ziglang", once=True)
+def test_registers_that_are_copied_unwritten_are_written_before_their_use() -> None:
+    """Where ziglang's clang takes the loop for one that may have no turn."""
+    prelu = ConvProblem("3x3", 1, 9, 18, 16, 24, epilogue="prelu")
+    check(Case("gfx1030", "conv", prelu, 1, "band", compiled_by="ziglang", values="large"))
 
 
 @executed.known(by="ziglang", together=kernel_of, once=True)

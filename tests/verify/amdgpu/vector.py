@@ -14,6 +14,7 @@ from tests.verify.amdgpu.operands import (
     DTYPES,
     Read,
     Write,
+    copied,
     mask,
     modified,
     null_code,
@@ -21,7 +22,7 @@ from tests.verify.amdgpu.operands import (
     vector_target,
 )
 from tests.verify.amdgpu.salu import Step
-from tests.verify.amdgpu.state import EXEC, UNWRITTEN, VCC, Waves
+from tests.verify.amdgpu.state import EXEC, VCC, Waves
 from tests.verify.amdgpu.valu import (
     ACCUMULATING,
     COMPARISONS,
@@ -201,6 +202,8 @@ def _moves(ins: Instruction) -> Step:
         raise UnsupportedError("neg or abs of a move")
     (read,) = sources(ins, (kind,))
     write = target(ins, kind)
+    if kind == "u32" and ins.get("src0") >= 256:
+        read, write = copied(ins.get("src0") - 256, ins.get("vdst") - 256)
     return lambda b: write(b, read(b))
 
 
@@ -291,20 +294,18 @@ def _multiply_add_wide(ins: Instruction, mode: FloatMode) -> Step:
     write, upper = vector_target(register, "u64"), ins.get("src2") - 256 + 1
 
     def step(b: Waves) -> None:
-        missing = None
-        if upper > 0 and b.v_bad[upper] & UNWRITTEN:
-            b.check_v(upper, np.zeros_like(b.exec))
-            missing = b.exec & ~b.v_init[upper]
+        missing = b.missing_v(upper) if upper > 0 else None
+        if missing is None:
+            added = third(b)
+        else:
             bad, b.v_bad[upper] = b.v_bad[upper], 0
             added = third(b)
             b.v_bad[upper] = bad
-        else:
-            added = third(b)
         total = first(b).astype(np.uint64) * second(b).astype(np.uint64) + added
         write(b, total)
         if out >= 0:
             _put_mask(b, out, total < added)
-        if missing is not None and missing.any():
+        if missing is not None:
             b.forget_v(register + 1, missing)
             b.forget_mask(out)
 
@@ -396,9 +397,9 @@ def _half(ins: Instruction, side: str) -> tuple[Read, Write]:
     codes = ins.get(f"src{side}0"), ins.get(f"vsrc{side}1")
     register = ins.get(f"vdst{side}") - 256
     if name == "V_MOV_B32":
-        moved = vector(ins, codes[0], "u32")
-        # The other half may write what is read here, and a view is no copy.
-        return lambda b: np.array(moved(b)), vector_target(register, "u32")
+        if codes[0] >= 256:
+            return copied(codes[0] - 256, register)
+        return vector(ins, codes[0], "u32"), vector_target(register, "u32")
     if name == "V_CNDMASK_B32":
         a, c, which = vector(ins, codes[0], "u32"), vector(ins, codes[1], "u32"), mask(ins, VCC)
         return lambda b: np.where(which(b), c(b), a(b)), vector_target(register, "u32")
