@@ -59,12 +59,13 @@ class Merged(nn.Module):
     def missing_bytes(self) -> int:
         """How much memory `renew` will take."""
         weight: Any = self.base()._parameters["weight"]
-        return 0 if self._fits(weight) else weight.numel() * weight.element_size()
+        return 0 if self._fits(weight) else sum(each.nbytes for each in self._tensors())
 
     @property
     def copy_bytes(self) -> int:
-        copy = self._copy
-        return 0 if copy is None else copy.numel() * copy.element_size()
+        """Of the copy, and of what its adapters were."""
+        made = () if self._copy is None else (self._copy, *self._kept)
+        return sum(each.nbytes for each in made)
 
     def forget(self) -> None:
         """The copy is to be made anew."""

@@ -201,8 +201,8 @@ class UnetWeights:
         why = next(filter(None, (each.obstacle() for each in stale)), "")
         if is_recording(device):
             why = "weights with an adapter cannot be made amid a graph"
-        missing = sum(each.missing_bytes() for each in stale)
-        if missing and not why:
+        missing = 0 if why else sum(each.missing_bytes() for each in stale)
+        if missing:
             why = _no_memory(session, device, missing, self._copied_bytes)
         try:
             with self.lock:

@@ -93,7 +93,8 @@ def test_all_blocks_are_ours_and_nothing_remains(unet: Any, inputs: Any) -> None
         assert len(merged) == len(layers) > 60
         assert {tuple(m.base().weight.shape[2:]) for m in merged} == {(), (1, 1), (3, 3)}
         taken: Any = patch.unet.takeover
-        held = sum(m.weight.numel() * m.weight.element_size() for m in merged)
+        factors = [a.weight for m in merged for adapter in m.adapters for a in adapter.modules()]
+        held = sum(each.nbytes for each in (*factors, *(m.weight for m in merged)))
         assert taken.extra_bytes >= held == sum(m.copy_bytes for m in merged)
         for name, tensor in unet.state_dict().items():
             assert torch.equal(tensor, before[name]), name
@@ -513,7 +514,9 @@ def test_a_copy_that_ctrl_c_interrupts_is_made_again(monkeypatch: pytest.MonkeyP
 
     layer = injected(BF16, {"rank": 4})
     leaf, _ = read(layer, "linear")
+    missing_bytes = leaf.missing_bytes()
     leaf.renew()
+    assert (missing_bytes, leaf.missing_bytes()) == (leaf.copy_bytes, 0)
     own = layer.linear.scaling
     own["0"] *= -3
     with monkeypatch.context() as patching, pytest.raises(KeyboardInterrupt):
