@@ -68,9 +68,11 @@ def _at_once(theirs: Callable[..., Any], call: inspect.BoundArguments) -> Any:
     return theirs(*call.args, **{**call.kwargs, "tile_size": 0})
 
 
-def _at_once_by_walk(theirs: Callable[..., Any], call: inspect.BoundArguments) -> Any:
-    """As `_at_once` for OTHER_WALK, which without tiles leaves the picture on the CPU."""
-    walk = getattr(sys.modules[theirs.__module__], WALK)
+def _at_once_by_walk(theirs: Any, call: inspect.BoundArguments) -> Any:
+    """As `_at_once` for OTHER_WALK, which without tiles leaves the picture on the CPU. A wrapper of
+    an extension, which would be passed by, has no WALK among its globals: the picture is its own.
+    """
+    walk = theirs.__globals__[WALK]
     walk = walk.theirs if isinstance(walk, Walk) else walk
     return walk(call.arguments["model"], call.arguments["img"], tile_size=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -192,6 +193,23 @@ def test_the_walk_of_swinir(webui: WebUI, monkeypatch: pytest.MonkeyPatch) -> No
     assert session.serves(data)
     data.local_data_path = "https://example.org/swinir.pth"
     assert not session.serves(data), "nobody has fetched it"
+
+
+def test_a_walk_that_an_extension_has_wrapped_is_not_passed_by(webui: WebUI) -> None:
+    image, utils = picture(), webui.upscaler_utils
+    model = data_of(webui).scaler.load_model(data_of(webui).data_path)
+    how = {"tile_size": TILE, "tile_overlap": OVERLAP, "scale": 2, "desc": "SwinIR"}
+    own = utils.upscale_2.theirs
+
+    @functools.wraps(own)
+    def inverted(*args: Any, **kwargs: Any) -> Image.Image:
+        return ImageChops.invert(own(*args, **kwargs))
+
+    webui.monkeypatch.setattr(utils.upscale_2, "theirs", inverted)
+    right = inverted(image, model, **how)
+    assert utils.upscale_2(image, model, **how).tobytes() == right.tobytes()
+    (why,) = webui.library("hosts.webui.upscaler").session.turn.left
+    assert "it does not take a whole picture" in why
 
 
 def test_extras_without_an_upscaler_notes_nothing(webui: WebUI) -> None:
