@@ -321,6 +321,19 @@ def test_factors_are_looked_at_once_in_a_call_of_the_model_and_else_before_each_
 
 
 @torch.no_grad()
+def test_what_a_hook_within_the_model_writes_counts_in_that_call(unet: Any, inputs: Any) -> None:
+    with host.patched(Pipeline(unet), unet=True):
+        for _ in range(3):
+            models.step(unet, inputs)
+        hook = unet.mid_block.register_forward_hook(lambda *_: _written(unet.up_blocks))
+        ours = models.step(unet, inputs)
+        hook.remove()
+    _written(unet.up_blocks)
+    unet.mid_block.register_forward_hook(lambda *_: _written(unet.up_blocks))
+    assert models.errors(ours, models.step(unet, inputs))[1] < 0.02
+
+
+@torch.no_grad()
 def test_values_are_looked_at_after_a_pause_and_now_and_then(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,9 @@ def patched_unet(
     if left:
         told = ", ".join(f"{count} x {kind} ({why})" for kind, why, count in left)
         session.report.event(f"diffusers: blocks of the {part} left alone: {told}")
-    begins = unet.register_forward_pre_hook(Hooked(partial(_step_begins, taken)))
+    within = [module for module in unet.modules() if module is not unet]
+    hooks = [each for m in within for each in (m._forward_pre_hooks, m._forward_hooks)]
+    begins = unet.register_forward_pre_hook(Hooked(partial(_step_begins, taken, hooks)))
     ends = unet.register_forward_hook(Hooked(partial(_step_ends, taken)), always_call=True)
     try:
         yield UnetPatch(taken)
@@ -86,9 +88,10 @@ def patched_unet(
         taken.give_back()
 
 
-def _step_begins(taken: UnetTakeover, *_: Any) -> None:
+def _step_begins(taken: UnetTakeover, hooks: Sequence[Any], *_: Any) -> None:
+    """`hooks`: within the model. Where somebody has any, they may write to adapters amid a call."""
     if not is_compiling():
-        taken.step_begins(True)
+        taken.step_begins(not any(hooks))
 
 
 def _step_ends(taken: UnetTakeover, *_: Any) -> None:
