@@ -52,5 +52,5 @@ def test_names_that_users_have_saved_are_those_of_the_document() -> None:
 
     keys = {value for name, value in vars(settings).items() if name.endswith("_KEY")}
     saved = keys | {value for name, value in vars(options).items() if name.endswith("_KEY")}
-    assert len(saved) == 11
+    assert len(saved) == 12
     assert [name for name in sorted(saved) if f"`{name}`" not in DOCUMENT] == []
