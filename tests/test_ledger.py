@@ -28,7 +28,13 @@ def test_each_has_its_turn_within_a_hundred_days() -> None:
     page = (compiled.CHECKOUT / "docs" / "verification.md").read_text(encoding="utf-8")
     assert ledger.ROTATION == 100 and "each entry has its turn within 100 days" in page
     for entry in (A, B, C, OTHER):
-        assert sum(ledger.due(int(entry.key, 16), day) for day in range(740_000, 740_000 + ledger.ROTATION)) == 1
+        assert (
+            sum(
+                ledger.due(int(entry.key, 16), day)
+                for day in range(740_000, 740_000 + ledger.ROTATION)
+            )
+            == 1
+        )
 
 
 def test_a_days_share_stays_bounded() -> None:
