@@ -51,11 +51,11 @@ def with_upscaler(webui: WebUI) -> None:
         (builtin / "scripts").symlink_to(SCRIPTS, target_is_directory=True)
 
 
-def with_swinir(webui: WebUI) -> None:
-    """One of the WebUI's SwinIR."""
+def with_swinir(patch: pytest.MonkeyPatch, webui: WebUI) -> None:
+    """One of the WebUI's SwinIR, also where the WebUI makes its list anew."""
+    name = property(lambda scaler: "SwinIR", lambda scaler, given: None)
+    patch.setattr(webui.esrgan_model.UpscalerESRGAN, "name", name, raising=False)
     with_upscaler(webui)
-    for data in webui.shared.sd_upscalers:
-        data.scaler.name = "SwinIR"
 
 
 def picture(width: int = 50, height: int = 37, seed: int = 0) -> Image.Image:
@@ -415,11 +415,11 @@ def test_without_kernels_it_is_the_webuis(start: Start) -> None:
 
 
 def test_no_start_compiles_an_upscalers_kernels_where_none_is_installed(
-    start: Start, gpu: FakeGpu
+    start: Start, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     webui = start(gpu=gpu, before=with_upscaler)
     assert webui.library("hosts.webui.background")._later == ["upscaler"]
-    webui = start(gpu=gpu, before=with_swinir)
+    webui = start(gpu=gpu, before=functools.partial(with_swinir, monkeypatch))
     assert webui.library("hosts.webui.background")._later == ["upscaler SwinIR"]
     webui = start(gpu=gpu)
     assert webui.library("hosts.webui.background")._later == []
@@ -529,11 +529,10 @@ def test_interrupt_gives_the_picture_as_it_came(
         webui.shared.state.interrupt()
 
     monkeypatch.setattr(watch, "progress", told)
-    webui.shared.state.textinfo = "extras"
     image = picture()
     made = extras(webui, image, choice="Auto")
     assert made.image.tobytes() == image.resize((96, 72), Image.Resampling.LANCZOS).tobytes()
-    assert shown == ["Upscaler: preparing."] and webui.shared.state.textinfo == "extras"
+    assert shown == ["Upscaler: preparing."] and webui.shared.state.textinfo is None
     webui.shared.state.interrupted = False
 
 

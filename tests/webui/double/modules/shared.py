@@ -91,7 +91,7 @@ class State:
 
     def begin(self, job="(unknown)"):
         self.interrupted = self.skipped = self.stopping_generation = False
-        self.current_latent = None
+        self.current_latent = self.textinfo = None
         self.job, self.job_count, self.time_start = job, -1, time.time()
 
     def end(self):
