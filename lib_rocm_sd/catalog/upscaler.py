@@ -33,7 +33,7 @@ WINDOW, SWIN_BLOCKS, TAIL = 8, 6, 64
 """SwinIR's: pixels of a window's side, blocks of a group, channels behind the groups."""
 SCALE, COLOURS = 4, 3
 DTYPE, WIDE = "float16", "float32"
-"""Of values; of a norm's weights, and of what is added to scores."""
+"""Values have the first, a norm's weights and what is added to scores the second."""
 SIDE = 512
 """Rows and columns of the picture whose problems are tried."""
 

@@ -50,7 +50,7 @@ RUNS, QUICK_RUNS = 5, 2
 LONG_MS = 10000.0
 """A run longer than this is the row's only one."""
 SCALE = 4
-"""Of all MODELS."""
+"""All MODELS enlarge by this."""
 TILE, OVERLAP = 192, 8
 SMALL_TILE = 24
 BANDS_BYTES = 1 << 30

@@ -63,7 +63,7 @@ class Merged(nn.Module):
 
     @property
     def copy_bytes(self) -> int:
-        """Of the copy, and of what its adapters were."""
+        """What the copy and the values that its adapters had take."""
         made = () if self._copy is None else (self._copy, *self._kept)
         return sum(each.nbytes for each in made)
 
