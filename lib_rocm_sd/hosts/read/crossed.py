@@ -29,6 +29,7 @@ from lib_rocm_sd.hosts.read.dit import (
     comfys_feed_forward,
     feed_forward_of,
     heads_of,
+    nothing_more,
     tokens_call,
     wide_norms,
 )
@@ -62,9 +63,7 @@ def pixart_call(
     x, context, mask = hidden_states, encoder_hidden_states, encoder_attention_mask
     if attention_mask is not None:
         raise UnknownModuleError(("attention to the picture has a mask",))
-    if cross_attention_kwargs:
-        given = ", ".join(sorted(cross_attention_kwargs))
-        raise UnknownModuleError((f"attention is given {given}",))
+    nothing_more(cross_attention_kwargs)
     rows = _rows_of(getattr(module, _TABLE), timestep, x)
     if context is None:
         raise UnknownModuleError(("it is given no prompt",))

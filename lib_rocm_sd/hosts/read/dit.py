@@ -58,12 +58,15 @@ def joint_call(
     temb: Any,
     joint_attention_kwargs: Any = None,
 ) -> TokensCall:
-    """Further arguments of attention, as an IP-Adapter gives them, are not for us."""
-    if joint_attention_kwargs:
-        given = ", ".join(sorted(joint_attention_kwargs))
-        raise UnknownModuleError((f"attention is given {given}",))
+    nothing_more(joint_attention_kwargs)
     x, context = hidden_states, encoder_hidden_states
     return tokens_call(x, context, temb, both)
+
+
+def nothing_more(given: Any) -> None:
+    """Further arguments of attention, as an IP-Adapter gives them, are not for us."""
+    if given:
+        raise UnknownModuleError((f"attention is given {', '.join(sorted(given))}",))
 
 
 def both(context: torch.Tensor | None, x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -36,6 +36,7 @@ from lib_rocm_sd.hosts.read.dit import (
     heads_of,
     modulation_of,
     norms_of,
+    nothing_more,
     stream_of,
     tokens_call,
 )
@@ -117,8 +118,7 @@ def _diffusers(
     """`mask` (N, tokens), of which Chroma's blocks make one of each two tokens: where it is not
     bool, pairs of tokens that count have one added to their scores.
     """
-    if more:
-        raise UnknownModuleError((f"attention is given {', '.join(sorted(more))}",))
+    nothing_more(more)
     tokens = x.shape[1] + (0 if context is None else context.shape[1])
     if mask is not None and (
         mask.shape != (len(x), tokens) or mask.dtype not in (torch.bool, x.dtype)
