@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -26,6 +27,14 @@ def filled(made: M) -> M:
     for parameter in made.parameters():
         parameter.add_(0.02 * torch.randn_like(parameter))
     return made
+
+
+def copied(drawn: nn.Module, dtype: torch.dtype) -> Any:
+    """Diffusers warns of the layers that it would keep in float32."""
+    import diffusers
+
+    diffusers.utils.logging.set_verbosity_error()
+    return copy.deepcopy(drawn).to(dtype)
 
 
 def taken_over(transformer: Any) -> UnetTakeover:
@@ -71,3 +80,15 @@ def check_recorded(
     taken = taken_over(transformer)
     assert all(map(torch.equal, [step(transformer, turn) for turn in range(4)], launched))
     return desk, taken
+
+
+def ours_within_patched(transformer: Any) -> dict[str, int]:
+    """How many blocks of each kind `patched` makes ours in a pipeline, and gives back."""
+    from lib_rocm_sd.hosts import diffusers as host
+
+    pipeline = SimpleNamespace(transformer=transformer, components={"transformer": transformer})
+    session = Session.of("Auto", report=Report())
+    with host.patched(pipeline, vae=False, unet=True, session=session) as patch:
+        rows = {row.kind: row.ours for row in patch.unet.rows()}
+    assert not any("forward" in vars(module) for module in transformer.modules())
+    return rows

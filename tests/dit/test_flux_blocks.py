@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +15,17 @@ from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules import compared
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
-from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
+from tests.dit.any_transformer import (
+    check_blocks,
+    check_recorded,
+    copied,
+    filled,
+    ours_within_patched,
+    taken_over,
+)
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
-from lib_rocm_sd.hosts import diffusers as host
 
 JOINT, SINGLE = "joint transformer block", "single transformer block"
 HALVES = [torch.float16, torch.bfloat16]
@@ -44,8 +49,7 @@ def _drawn() -> nn.Module:
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> Any:
-    diffusers.utils.logging.set_verbosity_error()
-    return copy.deepcopy(_drawn()).to(dtype)
+    return copied(_drawn(), dtype)
 
 
 def step(transformer: Any, turn: int = 1, rows: int = 5, **more: Any) -> torch.Tensor:
@@ -232,13 +236,7 @@ def test_calls_of_other_forms_are_the_hosts_and_say_why() -> None:
 
 
 def test_patched_takes_a_pipelines_transformer_over() -> None:
-    transformer = model()
-    pipeline = SimpleNamespace(transformer=transformer, components={"transformer": transformer})
-    session = Session.of("Auto", report=Report())
-    with host.patched(pipeline, vae=False, unet=True, session=session) as patch:
-        rows = {row.kind: row.ours for row in patch.unet.rows()}
-        assert rows == {JOINT: 2, SINGLE: 3}
-    assert not any("forward" in vars(module) for module in transformer.modules())
+    assert ours_within_patched(model()) == {JOINT: 2, SINGLE: 3}
 
 
 def test_adapters_of_peft_count_while_they_are_on() -> None:

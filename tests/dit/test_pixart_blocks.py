@@ -6,21 +6,24 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lib_rocm_sd.engine.session import Session
-from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet.takeover import UnetTakeover
-from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
+from tests.dit.any_transformer import (
+    check_blocks,
+    check_recorded,
+    copied,
+    filled,
+    ours_within_patched,
+    taken_over,
+)
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
-from lib_rocm_sd.hosts import diffusers as host
 
 WORDS, WIDTH = 7, 72
 
@@ -41,8 +44,7 @@ def _drawn() -> nn.Module:
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> Any:
-    diffusers.utils.logging.set_verbosity_error()
-    return copy.deepcopy(_drawn()).to(dtype)
+    return copied(_drawn(), dtype)
 
 
 def step(transformer: Any, turn: int = 1, masked: bool = True) -> torch.Tensor:
@@ -135,9 +137,4 @@ def test_calls_of_other_forms_are_the_hosts_and_say_why() -> None:
 
 
 def test_patched_takes_a_pipelines_transformer_over() -> None:
-    transformer = model()
-    pipeline = SimpleNamespace(transformer=transformer, components={"transformer": transformer})
-    session = Session.of("Auto", report=Report())
-    with host.patched(pipeline, vae=False, unet=True, session=session) as patch:
-        assert [row.ours for row in patch.unet.rows()] == [3]
-    assert not any("forward" in vars(module) for module in transformer.modules())
+    assert ours_within_patched(model()) == {"transformer block": 3}

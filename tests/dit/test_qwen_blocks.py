@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from functools import cache
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows diffusers' classes
 from lib_rocm_sd.unet.takeover import UnetTakeover
-from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
+from tests.dit.any_transformer import check_blocks, check_recorded, copied, filled, taken_over
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 if not hasattr(diffusers, "QwenImageTransformer2DModel"):
@@ -39,8 +38,7 @@ def _drawn() -> nn.Module:
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> Any:
-    diffusers.utils.logging.set_verbosity_error()
-    return copy.deepcopy(_drawn()).to(dtype)
+    return copied(_drawn(), dtype)
 
 
 def step(transformer: Any, turn: int = 1, masked: bool = False) -> torch.Tensor:

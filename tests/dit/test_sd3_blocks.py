@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +11,21 @@ import torch
 from torch import nn
 
 from lib_rocm_sd.dit import program
-from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.modules import compared
-from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet import stand_in
 from lib_rocm_sd.unet.takeover import UnetTakeover
-from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
+from tests.dit.any_transformer import (
+    check_blocks,
+    check_recorded,
+    copied,
+    filled,
+    ours_within_patched,
+    taken_over,
+)
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
 from diffusers.models.attention_processor import JointAttnProcessor2_0
-
-from lib_rocm_sd.hosts import diffusers as host
 
 TITLE = "joint transformer block"
 KINDS: dict[str, dict[str, Any]] = {
@@ -51,8 +53,7 @@ def _drawn(kind: str) -> nn.Module:
 
 
 def model(kind: str, dtype: torch.dtype = torch.bfloat16) -> Any:
-    diffusers.utils.logging.set_verbosity_error()
-    return copy.deepcopy(_drawn(kind)).to(dtype)
+    return copied(_drawn(kind), dtype)
 
 
 def step(transformer: Any, turn: int = 1, rows: int = 16) -> torch.Tensor:
@@ -199,13 +200,5 @@ def test_further_arguments_of_attention_are_the_hosts() -> None:
 
 
 def test_patched_takes_a_pipelines_transformer_over() -> None:
-    transformer = model("SD 3.5")
-    pipeline = SimpleNamespace(transformer=transformer, components={"transformer": transformer})
-    session = Session.of("Auto", report=Report())
-    with host.patched(pipeline, vae=False, unet=True, session=session) as patch:
-        (row,) = patch.unet.rows()
-        assert (row.kind, row.ours) == (TITLE, 3)
-    assert not any("forward" in vars(module) for module in transformer.modules())
-    other = SimpleNamespace(transformer=nn.Linear(2, 2), components={})
-    with host.patched(other, vae=False, unet=True, session=session) as patch:
-        assert patch.unet.rows() == []
+    assert ours_within_patched(model("SD 3.5")) == {TITLE: 3}
+    assert ours_within_patched(nn.Linear(2, 2)) == {}

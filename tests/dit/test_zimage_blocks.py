@@ -4,7 +4,6 @@ back.
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows diffusers' classes
 from lib_rocm_sd.calls import autocasts
 from lib_rocm_sd.unet.takeover import UnetTakeover
-from tests.dit.any_transformer import check_blocks, check_recorded, filled, taken_over
+from tests.dit.any_transformer import check_blocks, check_recorded, copied, filled, taken_over
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 if not hasattr(diffusers, "ZImageTransformer2DModel"):
@@ -42,8 +41,7 @@ def _drawn() -> nn.Module:
 
 
 def model(dtype: torch.dtype = torch.bfloat16) -> Any:
-    diffusers.utils.logging.set_verbosity_error()
-    return copy.deepcopy(_drawn()).to(dtype)
+    return copied(_drawn(), dtype)
 
 
 def step(transformer: Any, turn: int = 1, masked: bool = True) -> torch.Tensor:
