@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lib_rocm_sd.lab.suite import page
-from tests.lab.test_suite import result
+from tests.lab.test_suite_results import result
 
 
 @pytest.fixture(scope="module")

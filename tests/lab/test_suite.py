@@ -16,13 +16,11 @@ import torch
 from PIL import Image
 
 from lib_rocm_sd import __main__, cache
-from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import suite as command
 from lib_rocm_sd.commands.little_model import MODEL
 from lib_rocm_sd.lab import model_cases
 from lib_rocm_sd.lab.rows import Row
 from lib_rocm_sd.lab.suite import captions, document, quality, run, serving
-from lib_rocm_sd.lab.suite.document import SuiteDocument
 from lib_rocm_sd.lab.suite.painter import (
     Enlarger,
     Painter,
@@ -38,7 +36,7 @@ from lib_rocm_sd.lab.suite.workloads import (
     WORKLOADS,
     Workload,
 )
-from tests.lab.speedtest_doubles import document as speedtest_document
+from tests.lab.test_suite_results import measured
 
 CPU = torch.device("cpu")
 ARGUMENTS = ("suite", "--preset", "standard", "--workload", "SD 1.5 512x512")
@@ -515,157 +513,3 @@ def test_a_clip_scores_pictures(tmp_path: Path) -> None:
         images = [Image.new("RGB", (32, 32))] * 2
         scores = captions.Clip(tmp_path).scores(images, ["a", "a"], CPU)
     assert len(scores) == 2 and scores[0] == scores[1] and 0 <= scores[0] <= 100
-
-
-# -- results --------------------------------------------------------------------------------------
-
-
-def measured(workload: str, way: str, seconds: float, spread: float = 0.1, **more: Any) -> Row:
-    low, high = seconds * (1 - spread), seconds * (1 + spread)
-    return Row("picture", workload, way, "s", seconds, low, high, 9, **more)
-
-
-def result(name: str = "a.json", card: str = "A card", times: float = 1.0) -> SuiteDocument:
-    settings = {workload.name: workload.settings() for workload in WORKLOADS[:2]}
-    rows = [measured(each, way, times) for each in settings for way in ("sdp", "ours")]
-    about = {"date": "2026-01-31T12:00:00Z", "preset": "standard", "model": "random weights"}
-    machine = {"card": card, "gfx": "gfx1100", "driver": "6.1", "torch": "2.9", "idle_power_w": 9.0}
-    return SuiteDocument(name, machine, {**about, "dtype": "float16"}, settings, rows, True)
-
-
-def written(folder: Path, made: SuiteDocument) -> Path:
-    path = folder / made.name
-    path.write_text(json.dumps(made.as_dict()), encoding="utf-8")
-    return path
-
-
-def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = result()
-    read = document.read(written(tmp_path, made))
-    assert read.as_dict() == made.as_dict()
-
-
-def test_a_speed_test_of_the_webui_is_read_too(tmp_path: Path) -> None:
-    made = document.read(speedtest_document(power_w=21.0).write(tmp_path))
-    assert [(row.case, row.way, row.median) for row in made.pictures()] == [
-        ("Speed test tab: 512x512, 20 steps", "extension on", 2.0),
-        ("Speed test tab: 512x512, 20 steps", "extension off", 3.0),
-    ]
-    assert made.complete and made.card == "Radeon RX 7900 XTX"
-
-
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        ({"format": "rocm_sd suite 0"}, "format is not"),
-        ({"date": "yesterday"}, "date is not like"),
-        ({"rows": [{"part": "picture"}]}, "a row has no"),
-        ({"rows": [{"part": "x", "workload": "", "way": "", "unit": "s"}]}, "not known"),
-        ({"machine": {"card": ["a"]}}, "machine's card is not a text"),
-        ({"workloads": []}, "workloads is not an object"),
-    ],
-)
-def test_what_is_no_result_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({**result().as_dict(), **change}), encoding="utf-8")
-    with pytest.raises(ValueError, match=reason):
-        document.read(path)
-    item = result().as_dict()["rows"][0]
-    for name, value in (("median", "1"), ("median", -1), ("psnr", True), ("note", 3)):
-        path.write_text(
-            json.dumps({**result().as_dict(), "rows": [{**item, name: value}]}), encoding="utf-8"
-        )
-        with pytest.raises(ValueError, match=name):
-            document.read(path)
-
-
-def test_what_does_not_compare_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = result(), result("b.json", "Another card")
-    other.machine["driver"] = "6.2"
-    assert not document.differences(one, other)  # another card has a driver of its own
-    paths = [str(written(tmp_path, each)) for each in (one, other)]
-    assert __main__.main(["results", "check", *paths]) == 0
-    other = result("b.json")
-    other.machine["driver"], other.about["dtype"] = "6.2", "bfloat16"
-    other.workloads["SD 1.5 512x512"]["steps"] = 30
-    written(tmp_path, replace(other, complete=False))
-    assert __main__.main(["results", "check", *paths]) == 1
-    assert capsys.readouterr().out.splitlines()[-4:] == [
-        "not to be compared: dtype: float16 and bfloat16",
-        "not to be compared: SD 1.5 512x512, steps: 20 and 30",
-        "not to be compared: driver: 6.1 and 6.2",
-        "not to be compared: b.json was not run to its end",
-    ]
-
-
-def test_results_of_one_machine_are_merged(tmp_path: Path) -> None:
-    one, other = result(), result("b.json")
-    other.rows[:] = [measured("SD 1.5 512x512", "another way", 2.0)]
-    paths = [str(written(tmp_path, each)) for each in (one, other)]
-    out = tmp_path / "whole.json"
-    assert __main__.main(["results", "merge", *paths, "--out", str(out)]) == 0
-    assert [row.way for row in document.read(out).rows] == ["sdp", "ours"] * 2 + ["another way"]
-    with pytest.raises(ValueError, match="sdp is in a.json and in b.json"):
-        document.merged([one, result("b.json")])
-    with pytest.raises(ValueError, match="card: A card and Another card"):
-        document.merged([one, result("b.json", "Another card")])
-
-
-def test_slower_beyond_the_spread_of_both_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    before = result()
-    assert not document.regressions(result(times=1.19), before)
-    assert not document.regressions(result(times=0.5), before)
-    gone = result()
-    gone.rows[1:2] = [Row("picture", "SD 1.5 512x512", "ours", "s", reason="out of memory")]
-    assert document.regressions(gone, before) == [
-        "SD 1.5 512x512, ours: not measured: out of memory"
-    ]
-    del gone.rows[1]
-    assert "this run has no such way" in document.regressions(gone, before)[0]
-    del gone.workloads["SD 1.5 512x512"]  # was not asked for
-    assert not document.regressions(gone, before)
-    (line, *others) = document.regressions(result(times=1.5), before)
-    assert line.startswith("SD 1.5 512x512, sdp: 1.5 s for 1 (+50 %;") and len(others) == 3
-    assert command._compared(result(times=1.5), before) == 1
-    assert command._compared(result(), before) == 0
-    assert command._compared(result("b.json"), None) == 0
-    other = result()
-    other.about["dtype"] = "bfloat16"
-    assert command._compared(other, before) == 1
-    assert "not compared with a.json: dtype" in capsys.readouterr().err
-    assert command._compared(result(card="Another card"), before) == 1
-    assert "card: Another card and A card" in capsys.readouterr().err
-
-
-def test_the_page_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = result(card="<b>A card</b>")
-    made.rows[1] = replace(made.rows[1], energy_j=120.0, slowed="the core clock fell")
-    made.rows.append(Row("server", "SD 1.5 512x512", "ours", "s", 2.0, p95=3.0, p99=4.0, within=1))
-    written(tmp_path, made)
-    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
-    published = tmp_path / "published.txt"
-    figure = {"card": "X", "workload": "SDXL", "way": "theirs", "seconds": 1.5, "date": "2026"}
-    published.write_text(json.dumps([{**figure, "source": "a page"}]), encoding="utf-8")
-    words = ["results", "page", str(tmp_path), "--published", str(published)]
-    assert __main__.main(words) == 1  # a file was refused
-    assert "'other.json' is refused" in capsys.readouterr().err
-    text = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert "<b>A card" not in text and "&lt;b&gt;A card" in text
-    assert "energy of a picture" in text and "the core clock fell" in text and "a page" in text
-    published.write_text(json.dumps([figure]), encoding="utf-8")
-    assert __main__.main(words) == 2
-    assert "a figure without source" in capsys.readouterr().err
-    assert __main__.main(words[:3]) == 1
-    assert "theirs" in (tmp_path / "index.html").read_text(encoding="utf-8")  # as before
-    with pytest.raises(UsageError, match="merge, check, page"):
-        command_line("results", "split", str(tmp_path))
-
-
-def command_line(*words: str) -> None:
-    import argparse
-
-    from lib_rocm_sd.commands import results
-
-    parser = argparse.ArgumentParser()
-    results.add_arguments(parser)
-    results.main(parser.parse_args(list(words[1:])))
