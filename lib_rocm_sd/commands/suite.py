@@ -164,7 +164,9 @@ def _checked(args: argparse.Namespace) -> tuple[list[Workload], SuiteDocument | 
 
 
 def _compared(now: SuiteDocument, before: SuiteDocument | None) -> int:
-    """1 where something is slower than before or missing, or the two may not be compared."""
+    """1 where something is slower than before or missing, or the two may not be compared, or
+    neither has a picture of ours.
+    """
     if before is None:
         return 0
     reasons = document.differences(now, before)
@@ -172,6 +174,9 @@ def _compared(now: SuiteDocument, before: SuiteDocument | None) -> int:
         reasons.insert(0, f"card: {now.card} and {before.card}")
     if reasons:
         print(f"not compared with {before.name}: {'; '.join(reasons)}", file=sys.stderr)
+        return 1
+    if not any(row.way.startswith(page.OURS) for each in (now, before) for row in each.pictures()):
+        print(f"neither this run nor {before.name} has a picture of ours", file=sys.stderr)
         return 1
     slower = document.regressions(now, before)
     for line in slower:
@@ -248,8 +253,6 @@ class _Suite:
     def measure(self) -> int:
         """The rows, written as they come. 130 if interrupted."""
         preset = self.args.preset
-        idle = run.idle_power_w(self._sensors(), self.device, 0.1 if self.small else 2.0)
-        self.document.machine["idle_power_w"] = idle
         turns, pictures = workloads.TURNS[preset], workloads.PICTURES[preset]
         ways = {name: way for name, way in WAYS.items() if lines.is_named(self.args.way, name)}
         if not ways:
@@ -267,6 +270,8 @@ class _Suite:
         )
         status, ended = 0, ""
         try:
+            idle = run.idle_power_w(self._sensors(), self.device, 0.1 if self.small else 2.0)
+            self.document.machine["idle_power_w"] = idle
             for row in self._rows(plan):
                 self.document.rows.append(row)
                 self._write(GOES_ON)
@@ -318,7 +323,7 @@ class _Suite:
         return [painter, *(painter.on(device) for device in more)]
 
     def _scores(self, plan: Plan, clip: captions.Clip) -> Iterator[Row]:
-        """CLIP scores of a picture of each caption by each way; interrupted, of those so far."""
+        """CLIP scores of a picture of each caption by each way; ended early, of those so far."""
         for workload in (w for w in self.workloads if w.kind == "picture" and w.batch == 1):
             for name in plan.ways:
                 row = Row("CLIP score", workload.name, name, "score")
@@ -334,10 +339,9 @@ class _Suite:
                             scores += clip.scores(shot.images, [caption], painter.device)
                     yield _mean(row, scores)
                 except (NotHere, *FAILED) as failure:
-                    yield replace(row, reason=why(failure))
+                    yield _mean(row, scores, why(failure))
                 except KeyboardInterrupt:
-                    if scores:
-                        yield _mean(row, scores)
+                    yield _mean(row, scores, "interrupted")
                     raise
 
     def _keep(
@@ -382,8 +386,11 @@ class _Suite:
             self._unwritten = reason
 
 
-def _mean(row: Row, scores: Sequence[float]) -> Row:
-    note = f"the mean of {len(scores)} captions"
+def _mean(row: Row, scores: Sequence[float], ended: str = "") -> Row:
+    """`row` with the mean of the scores, or why there are none. `ended`: why they are not all."""
+    if not scores:
+        return replace(row, reason=ended)
+    note = f"the mean of {len(scores)} captions" + (f"; ended early: {ended}" if ended else "")
     return replace(row, **{**lines.spread(scores), "median": statistics.mean(scores)}, note=note)
 
 

@@ -87,7 +87,7 @@ class Row:
     ran: str = ""  # of ours, the variants of each op
     told: tuple[str, ...] = ()  # what ran, and what was not ours
     # of the suite; `test` is the picture's part
-    first: float = NAN  # in `unit`, the first in the process
+    first: float = NAN  # the first picture, or request, in s
     p95: float = NAN
     p99: float = NAN
     within: float = NAN  # share that kept the limit

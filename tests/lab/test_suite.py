@@ -178,6 +178,48 @@ def test_a_card_that_is_lost_between_pictures_keeps_what_was_measured(
     assert [row.median for row in made.rows] == [1.0] and not made.complete
 
 
+def test_a_card_that_is_lost_at_the_idle_reading_keeps_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(device: torch.device) -> None:
+        raise RuntimeError("HIP error: the device was lost")
+
+    monkeypatch.setattr(run, "clean", lost)
+    path = tmp_path / "result.json"
+    assert __main__.main([*ARGUMENTS, "--json", str(path)]) == 1
+    assert "the device was lost: the result has the rows so far" in capsys.readouterr().err
+    made = document.read(path)
+    assert not made.rows and not made.complete and made.about["preset"] == "standard"
+
+
+def test_clip_scores_before_a_card_was_lost_are_kept(
+    painters: dict[str, Painter | Enlarger],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clip:
+        def __init__(self, folder: Path) -> None:
+            self.asked = 0
+
+        def scores(self, images: Any, captions: Any, device: Any) -> list[float]:
+            self.asked += 1
+            if self.asked > 2:
+                raise RuntimeError("HIP error: the device was lost")
+            return [30.0 + self.asked]
+
+    (tmp_path / "captions.txt").write_text("one\ntwo\nthree", encoding="utf-8")
+    monkeypatch.setattr(captions, "Clip", Clip)
+    monkeypatch.setattr(run, "rows", lambda plan: iter(()))
+    monkeypatch.setattr(command, "random_painter", lambda *given: painters[SD15])
+    words = ["--captions", str(tmp_path / "captions.txt"), "--clip", str(tmp_path)]
+    words += ["--way", "sdp", "--way", "Doggettx", "--json", str(tmp_path / "result.json")]
+    assert __main__.main(["suite", "--workload", "SD 1.5 512x512", *words]) == 0
+    kept, lost = document.read(tmp_path / "result.json").rows
+    assert (kept.median, kept.runs, kept.reason) == (31.5, 2, "")
+    assert "the mean of 2 captions; ended early: RuntimeError: HIP error" in kept.note
+    assert lost.reason == "RuntimeError: HIP error: the device was lost"
+
+
 def test_sdxls_vae_computes_in_float32_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As diffusers' pipeline has it; by all of ours it stays in half."""
     if not torch.empty(1).half().add(1).item():
@@ -362,14 +404,18 @@ def test_the_little_model_is_painted_by() -> None:
 # -- scenarios ------------------------------------------------------------------------------------
 
 
-def test_all_requests_are_served_by_all_cards() -> None:
+def test_all_requests_are_served_by_all_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(serving.time, "monotonic", lambda: now)
     served: list[tuple[str, int]] = []
     both = threading.Barrier(2)
 
     def paint(card: str) -> serving.Paint:
         def work(number: int) -> None:
+            nonlocal now
             if len(served) >= 2:
                 both.wait(600)  # each card has one of the two
+            now += 9.0 - 2 * len(served) if len(served) < 2 else 1.0
             served.append((card, number))
 
         return work
@@ -378,7 +424,7 @@ def test_all_requests_are_served_by_all_cards() -> None:
     assert served[:2] == [("one", 0), ("two", 0)]  # these do not count
     assert sorted(number for _, number in served[2:]) == list(range(6))
     assert sorted(card for card, _ in served[2:]) == ["one"] * 3 + ["two"] * 3
-    assert row.median > 0
+    assert row.median > 0 and row.first == 9.0  # seconds, of the card that took longer
 
 
 def test_latencies_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,12 @@ def test_slower_beyond_the_spread_of_both_fails(capsys: pytest.CaptureFixture[st
     assert command._compared(result(times=1.5), before) == 1
     assert command._compared(result(), before) == 0
     assert command._compared(result("b.json"), None) == 0
+    theirs = [row for row in before.rows if row.way == "sdp"]
+    failed = Row("picture", "SD 1.5 512x512", "ours", "s", reason="no kernel compiles")
+    without = replace(before, rows=[*theirs, failed])
+    assert command._compared(without, without) == 1  # nothing of ours is compared
+    assert "neither this run nor a.json has a picture of ours" in capsys.readouterr().err
+    assert command._compared(before, without) == 0
     other = result()
     other.about["dtype"] = "bfloat16"
     assert command._compared(other, before) == 1
@@ -140,6 +146,7 @@ def test_the_page_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     made = result(card="<b>A card</b>")
     made.rows[1] = replace(made.rows[1], energy_j=120.0, slowed="the core clock fell")
     made.rows.append(Row("server", "SD 1.5 512x512", "ours", "s", 2.0, p95=3.0, p99=4.0, within=1))
+    made.rows.append(Row("offline", "SD 1.5 512x512", "ours", "pictures/s", 9.0, first=12.5))
     written(tmp_path, made)
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     published = tmp_path / "published.txt"
@@ -150,6 +157,7 @@ def test_the_page_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "'other.json' is refused" in capsys.readouterr().err
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "<b>A card" not in text and "&lt;b&gt;A card" in text
+    assert "<td>9.00 pictures/s</td><td>12.5</td>" in text
     assert "energy of a picture" in text and "the core clock fell" in text and "a page" in text
     published.write_text(json.dumps([figure]), encoding="utf-8")
     assert __main__.main(words) == 2

@@ -241,13 +241,13 @@ def _others(documents: Sequence[SuiteDocument]) -> Iterator[str]:
         yield '<h2>Many pictures</h2><div class="wide"><table><thead><tr>'
         for name in ("card", "workload", "way", "what"):
             yield f'<th class="text">{name}</th>'
-        yield "<th>median</th><th>p95</th><th>p99</th><th>in time</th>"
+        yield "<th>median</th><th>first s</th><th>p95</th><th>p99</th><th>in time</th>"
         yield '<th class="text">note</th></tr></thead><tbody>'
         for document, row in scenarios:
             texts = (document.card, row.case, row.way, row.test)
             cells = "".join(f'<td class="text">{escape(text)}</td>' for text in texts)
             figures = [f"{svg.number(row.median)} {row.unit}" if not row.reason else ""]
-            figures += [svg.number(value) for value in (row.p95, row.p99)]
+            figures += [svg.number(value) for value in (row.first, row.p95, row.p99)]
             figures.append(f"{row.within:.0%}" if math.isfinite(row.within) else "")
             cells += "".join(f"<td>{escape(text)}</td>" for text in figures)
             yield f'<tr>{cells}<td class="text">{escape(row.reason or row.note)}</td></tr>'
