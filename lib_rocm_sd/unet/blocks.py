@@ -25,6 +25,7 @@ from lib_rocm_sd.unet.parts import (
     Block,
     BlockCall,
     Ends,
+    FeedForward,
     ImageAttention,
     ImageAttentionCall,
     ImageCall,
@@ -280,8 +281,8 @@ def planned(parts: Block, call: BlockCall, means: Means, ours: Ours) -> Plan:
     sources: dict[Attention, tuple[Source, ...]] = {}
     for attention in parts.crossing():
         if context is not None and attention in (own, cross):
-            first = source("context", context, attention.to_kv, means.prompts)
-            sources[attention] = (first,)
+            joint = () if call.frames else (means.prompts,)  # these have a context of their own
+            sources[attention] = (source("context", context, attention.to_kv, *joint),)
         else:
             means.prompts.skip(attention.to_kv)
     found: dict[int, Source] = {}  # who asks twice for a prompt is in another step
@@ -323,6 +324,9 @@ def _block(
     `own`, `cross` None: the host's modules are called. `mine`: x may be written to. In between, x
     is (N * tokens, C), a stream to which products are added.
     """
+    if parts.ff_in is not None and parts.norm_in is not None:
+        x, mine = _exchanged(x, call.frames), True
+        x = _fed(calls, " in", x.view(-1, x.shape[2]), parts.norm_in, parts.ff_in).view(x.shape)
     shape = x.shape
     x = x.reshape(-1, shape[2])
     normed, x, rest = compute.layer_norm(calls, "norm1", x, parts.norm1)
@@ -347,13 +351,28 @@ def _block(
     if ff is None:
         normed, x, _ = compute.layer_norm(calls, "norm3", x, parts.norm3, rest, keeps=True)
         return (_theirs(parts.ff, normed, shape, {}) + x).view(shape)
+    made = _fed(calls, "", x, parts.norm3, ff, rest).view(shape)
+    return _exchanged(made, call.x.shape[1]) if call.frames else made
+
+
+def _exchanged(x: torch.Tensor, frames: int) -> torch.Tensor:
+    """x (N * frames, tokens, C) as (N * tokens, frames, C), a new tensor."""
+    apart = x.unflatten(0, (-1, frames)).transpose(1, 2)
+    return apart.clone(memory_format=torch.contiguous_format).flatten(0, 1)
+
+
+def _fed(
+    calls: Calls, where: str, x: torch.Tensor, norm: nn.LayerNorm, ff: FeedForward, rest: Any = ()
+) -> torch.Tensor:
+    """x (rows, C) with its `rest`, and what a feed-forward makes of its norm: a new tensor."""
+    names = f"norm3{where}", f"gated{where}", f"ff{where}"
     if rest and rest[0].ndim > 1:
-        normed, x, _ = compute.layer_norm(calls, "norm3", x, parts.norm3, rest)
-        h = compute.linear(calls, "gated", normed, ff.gated, gate=True)
-        return compute.linear(calls, "ff", h, ff.out, residual=x).view(shape)
-    normed, x, _ = compute.layer_norm(calls, "norm3", x, parts.norm3, rest, ff.out, keeps=True)
-    h = compute.linear(calls, "gated", normed, ff.gated, gate=True)
-    return compute.linear_onto(calls, "ff", h, ff.out, x).view(shape)
+        normed, x, _ = compute.layer_norm(calls, names[0], x, norm, rest)
+        h = compute.linear(calls, names[1], normed, ff.gated, gate=True)
+        return compute.linear(calls, names[2], h, ff.out, residual=x)
+    normed, x, _ = compute.layer_norm(calls, names[0], x, norm, rest, ff.out, keeps=True)
+    h = compute.linear(calls, names[1], normed, ff.gated, gate=True)
+    return compute.linear_onto(calls, names[2], h, ff.out, x)
 
 
 def _placed(
@@ -380,8 +399,8 @@ def _fits(call: BlockCall) -> bool:
     alike = [context, *(more.context for more in call.more), *([] if mask is None else [mask])]
     same = all(isinstance(each, torch.Tensor) and each.ndim > 2 for each in alike)
     same = same and all((each.dtype, each.device) == (x.dtype, x.device) for each in alike)
-    same = same and context.ndim == 3 and all(each.shape[0] == x.shape[0] for each in alike)
-    return same and (mask is None or mask.shape == (x.shape[0], 1, context.shape[1]))
+    same = same and context.ndim == 3 and all(each.shape[0] == call.batch for each in alike)
+    return same and (mask is None or mask.shape == (call.batch, 1, context.shape[1]))
 
 
 def _attention(

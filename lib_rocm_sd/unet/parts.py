@@ -101,7 +101,8 @@ class Block:
 
     `self_attention`, `cross_attention`, `feed_forward`: None where ours cannot compute what the
     module does, which is then called as it is. `attn2` and `norm2` are None where there is none.
-    `crosses_twice`: attn1 is given the context, too.
+    `crosses_twice`: attn1 is given the context, too. `norm_in`, `ff_in`: of a block that attends
+    over frames, x += ff_in(norm_in(x)) comes first.
     """
 
     norm1: nn.LayerNorm
@@ -114,11 +115,14 @@ class Block:
     cross_attention: Attention | None
     feed_forward: FeedForward | None
     crosses_twice: bool = False
+    norm_in: nn.LayerNorm | None = None
+    ff_in: FeedForward | None = None
 
     def leaves(self) -> list[nn.Module]:
         """Those whose parameters we read."""
-        ours = (self.self_attention, self.cross_attention, self.feed_forward)
-        norms = [norm for norm in (self.norm1, self.norm2, self.norm3) if norm is not None]
+        ours = (self.self_attention, self.cross_attention, self.feed_forward, self.ff_in)
+        every = (self.norm1, self.norm2, self.norm3, self.norm_in)
+        norms = [norm for norm in every if norm is not None]
         return [*norms, *(leaf for part in ours if part is not None for leaf in part.leaves())]
 
     def joint(self) -> tuple[nn.Linear, ...]:
@@ -239,7 +243,8 @@ class BlockCall(NamedTuple):
     `attn1` and `attn2`, where another is to be called in their place. `plain_own`,
     `plain_cross`: that is no more than the context, `mask` (N, 1, keys), which is added to the
     scores of attn2, and `more` of its attentions, so ours can compute it. `positions` (1, tokens or
-    more, C) are added to what attn1 and attn2 are given.
+    more, C) are added to what attn1 and attn2 are given. `frames`: x is (N * frames, tokens, C),
+    each token attends over its frames, and context is (N * tokens, keys, E).
     """
 
     x: torch.Tensor
@@ -253,6 +258,13 @@ class BlockCall(NamedTuple):
     attn1: Callable[..., torch.Tensor] | None = None
     attn2: Callable[..., torch.Tensor] | None = None
     positions: torch.Tensor | None = None
+    frames: int = 0
+
+    @property
+    def batch(self) -> int:
+        """How many attend each for itself."""
+        rows, tokens = self.x.shape[:2]
+        return rows // self.frames * tokens if self.frames else rows
 
     @property
     def replaced(self) -> tuple[str, ...]:

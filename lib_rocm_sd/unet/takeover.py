@@ -95,8 +95,9 @@ class UnetTakeover:
         ours = [each.parts for each in self._stand_ins.values() if each.is_put_in]
         timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
         self._embeddings.timed = tuple(each for each in timed if each is not None)
-        blocks = (each for each in ours if isinstance(each, Block | ImageAttention))
-        self._prompts.share([part for each in blocks for part in each.crossing()])
+        blocks = [each for each in ours if isinstance(each, Block | ImageAttention)]
+        alike = (each for each in blocks if getattr(each, "ff_in", None) is None)
+        self._prompts.share([part for each in alike for part in each.crossing()])
 
     def _take(self, module: nn.Module, kind: Kind, anew: bool) -> None:
         current = vars(module).get("forward")

@@ -134,6 +134,9 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
         yield (family, name), Kind(title, partial(_read, family, read), bind, run)
     for family, name, read, bind in crossing:
         yield (family, name), Kind(TITLES[2], partial(_read, family, read), bind, program.crossed)
+    reading = partial(_read, "diffusers", unet_diffusers.OverFrames().block)
+    over = Kind(TITLES[2], reading, unet_diffusers.frames_call, blocks.block)
+    yield ("diffusers", unet_diffusers.OverFrames.classes[2]), over
     reading = partial(_read, "diffusers", zimage.sandwich)
     yield ("diffusers", zimage.CLASS), Kind(TITLES[-1], reading, zimage.call, program.sandwich)
 

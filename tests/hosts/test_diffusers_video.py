@@ -1,0 +1,91 @@
+"""Stable Video Diffusion's UNet in diffusers: its blocks over frames."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unet import unet_models as models
+
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
+
+from lib_rocm_sd.hosts.diffusers import pipeline as host
+
+BF16, FRAMES = torch.bfloat16, 3
+CONFIG: dict[str, Any] = {
+    "block_out_channels": (32, 64),
+    "down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
+    "up_block_types": ("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
+    "num_attention_heads": (2, 4),
+    "cross_attention_dim": models.KEYS_DIM,
+    "layers_per_block": 1,
+    "addition_time_embed_dim": 8,
+    "projection_class_embeddings_input_dim": 24,
+}
+
+
+@pytest.fixture
+def unet() -> Any:
+    return models.fill(diffusers.UNetSpatioTemporalConditionModel(**CONFIG)).to(BF16)
+
+
+def inputs(keys: int = 1, dtype: torch.dtype = BF16) -> dict[str, Any]:
+    """Two videos of 3 frames."""
+    given = {
+        "sample": models.draw(2, FRAMES, 8, 6, 10),
+        "encoder_hidden_states": models.draw(2, keys, models.KEYS_DIM, seed=2),
+        "added_time_ids": torch.tensor([[6.0, 127.0, 0.02]] * 2),
+    }
+    return {"timestep": torch.tensor(5), **models.in_dtype(given, dtype)}
+
+
+@pytest.mark.parametrize("keys", [1, 5])
+def test_blocks_over_frames_are_ours(unet: Any, keys: int) -> None:
+    given = inputs(keys)
+    theirs = models.step(unet, given)
+    exact = models.step(copy.deepcopy(unet).double(), models.in_dtype(given, torch.float64))
+    with host.patched(SimpleNamespace(unet=unet), unet=True) as patch:
+        for _ in range(2):
+            ours = models.step(unet, given)
+        rows = patch.unet.rows()
+        assert {row.kind: row.total for row in rows}["transformer block"] == 8
+        assert all(row.ours == row.total and not row.partly for row in rows)
+    assert models.errors(ours, exact)[1] <= 1.2 * models.errors(theirs, exact)[1]
+    assert not torch.equal(ours, theirs)
+    assert torch.equal(models.step(unet, given), theirs)
+    assert not any("forward" in vars(module) for module in unet.modules())
+
+
+def test_a_block_over_frames_alone(unet: Any) -> None:
+    """Its result is as near to float64 as the host's; what is not as it was read is left."""
+
+    def left(patch: Any) -> Any:
+        (row,) = (row for row in patch.unet.rows() if row.kind == "transformer block")
+        return row.left
+
+    block = unet.down_blocks[0].attentions[0].temporal_transformer_blocks[0]
+    x = models.draw(2 * FRAMES, 35, 32).to(BF16)
+    context = models.draw(70, 3, models.KEYS_DIM, seed=2).to(BF16)
+    exact = copy.deepcopy(block).double()(x.double(), FRAMES, context.double())
+    with torch.no_grad():
+        theirs, before = block(x, FRAMES, context), x.clone()
+        with host.patched(SimpleNamespace(unet=unet), unet=True) as patch:
+            ours = block(x, FRAMES, context)
+            assert torch.equal(x, before) and not torch.equal(ours, theirs)
+            assert models.errors(ours, exact)[0] <= 2 * models.errors(theirs, exact)[0]
+            with pytest.raises(RuntimeError, match="invalid for input"):  # the host's own
+                block(x, 4, context)
+            block.set_chunk_feed_forward(1)
+            block(x, FRAMES, context)
+            assert left(patch) == {"block._chunk_size is 1": 1}
+            block.set_chunk_feed_forward(None)
+            hook = block.ff_in.net[2].register_forward_hook(lambda *_: None)
+            block(x, FRAMES, context)
+            assert left(patch) == {"ff_in.net.2 has forward hooks": 1}
+            hook.remove()
+            assert torch.equal(block(x, FRAMES, context), ours) and not left(patch)
+        assert torch.equal(block(x, FRAMES, context), theirs)
