@@ -20,6 +20,12 @@ NAN = math.nan
 OURS = "rocm_sd"
 """What the way of our kernels is called."""
 
+SECONDS = "seconds"
+QUANTITIES = ("core_mhz", "memory_mhz", "temperature_c", "power_w")
+"""What sensors tell of a card."""
+TRACE_POINTS = 60
+"""The most that a row keeps of each."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -97,6 +103,7 @@ class Row:
     core_mhz: float = NAN
     temperature_c: float = NAN  # the highest
     slowed: str = ""  # why the card's clock fell
+    trace: dict[str, Any] | None = None  # lists of SECONDS and of QUANTITIES over that time
     psnr: float = NAN  # these from the same picture in float32
     ssim: float = NAN
     flip: float = NAN

@@ -5,26 +5,28 @@ AMD cards on Linux: what the driver writes into sysfs. Of a card's folder
 /sys/bus/pci/devices/<address>: hwmon/hwmon*/power1_average in uW or, where the driver has no mean,
 power1_input; freq1_input (core) and freq2_input (memory) in Hz, or the line of pp_dpm_sclk and
 pp_dpm_mclk that is marked with a star, temp2_input (junction) or temp1_input (edge) in thousandths
-of a degree (the kernel's Documentation/gpu/amdgpu). amd-smi reads the same files. The development
+of a degree (the kernel's Documentation/gpu/amdgpu). amd-smi asks the same driver. The development
 card: NVIDIA's management library, by the package nvidia-ml-py, which torch.cuda.power_draw asks
 too; power is a mean over a second on Ampere and newer (but not GA100), energy a counter.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lib_rocm_sd import __version__
 from lib_rocm_sd.device import DeviceInfo, identify
+from lib_rocm_sd.lab.rows import QUANTITIES, SECONDS, TRACE_POINTS
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +58,7 @@ class Summary:
     """Summary of the readings taken while something ran. `reason` says why there are none.
     `origin`: where the numbers come from. `energy_j`: by the card's counter, else the integral of
     its power; None where there is neither. `slowed`: that the core clock fell on the way, and how.
+    `trace`: each reading, with its seconds from the first.
     """
 
     readings: int = 0
@@ -67,6 +70,7 @@ class Summary:
     slowed: str = ""
     origin: str = ""
     reason: str = ""
+    trace: Sequence[tuple[float, Reading]] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         if self.reason:
@@ -248,7 +252,7 @@ class Watch:
             return Summary(reason=self._source)
         origin = self._source.origin
         quantities: dict[str, Any] = {}
-        for name in ("power_w", "core_mhz", "memory_mhz", "temperature_c"):
+        for name in QUANTITIES:
             readings = (getattr(each, name) for each in self._readings)
             values = [value for value in readings if value is not None]
             mean = sum(values) / max(len(values), 1)
@@ -256,7 +260,9 @@ class Watch:
         if not any(quantities.values()):
             return Summary(origin=origin, reason=f"{origin} tells neither power nor clocks")
         quantities |= {"energy_j": self._energy_j(), "slowed": self._slowed(), "origin": origin}
-        return Summary(len(self._readings), **quantities)
+        seconds = (at - self._times[0] for at in self._times)
+        trace = list(zip(seconds, self._readings, strict=True))
+        return Summary(len(self._readings), **quantities, trace=trace)
 
     def _energy_j(self) -> float | None:
         counter = [each.energy_j for each in self._readings if each.energy_j is not None]
@@ -318,7 +324,8 @@ class Watch:
 
 def measured_power(summaries: Sequence[Summary], pictures: int = 1) -> dict[str, Any]:
     """A row's fields, of summaries of so many pictures each: the median energy of a picture, mean
-    power and clock, the highest temperature, why the clock fell. What nobody tells is left out.
+    power and clock, the highest temperature, why the clock fell, and all of it over time. What
+    nobody tells is left out.
     """
     energy = [each.energy_j / pictures for each in summaries if each.energy_j is not None]
     power = [each.power_w.mean for each in summaries if each.power_w]
@@ -330,8 +337,33 @@ def measured_power(summaries: Sequence[Summary], pictures: int = 1) -> dict[str,
         "core_mhz": statistics.mean(clocks) if clocks else None,
         "temperature_c": max(heat, default=None),
         "slowed": next((each.slowed for each in summaries if each.slowed), None),
+        "trace": _trace(summaries),
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _trace(summaries: Sequence[Summary]) -> dict[str, list[float | None]] | None:
+    """`SECONDS` and each of QUANTITIES that a card tells, as lists of at most TRACE_POINTS means.
+
+    The seconds are those of the summaries, one after the other: what ran between them is left out.
+    """
+    readings, begin = list[tuple[float, Reading]](), 0.0
+    for summary in summaries:
+        readings += [(begin + at, reading) for at, reading in summary.trace]
+        begin = readings[-1][0] if readings else 0.0
+    size = max(math.ceil(len(readings) / TRACE_POINTS), 1)
+    groups = [readings[place : place + size] for place in range(0, len(readings), size)]
+    columns = {
+        name: [_mean(getattr(reading, name) for _, reading in group) for group in groups]
+        for name in QUANTITIES
+    }
+    told = {name: means for name, means in columns.items() if any(means)}
+    return {SECONDS: [_mean(at for at, _ in group) for group in groups], **told} if told else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.mean(known), 2) if known else None
 
 
 def of_device(device: torch.device, info: DeviceInfo) -> Source | str:

@@ -23,7 +23,7 @@ COLOURS = (
     "#2a9d8f",
     "#a05195",
 )
-BAR, GAP, LINE = 18, 6, 26
+BAR, GAP, LINE, LETTER = 18, 6, 26, 7
 CUT = 'style="fill:white"'
 MOST_OVER = 1.1
 """A whisker's end, of the longest bar."""
@@ -51,23 +51,24 @@ def chart(
     first: str,
     layout: Layout = WIDE,
     limits: Mapping[str, float] | None = None,
+    colours: Mapping[str, str] | None = None,
 ) -> str:
-    """An SVG with a group of bars per case; `first` is the way that has the first colour.
+    """An SVG with a group of bars per case; `first` is the way that has the first colour, unless
+    `colours` has one for each way.
 
     `limits`: by case, at what a longer bar ends; with them it stands on white, as a file of its own
     does.
     """
-    rest = [way for way in dict.fromkeys(bar.way for bar in bars) if way != first]
-    others = {way: colour_of(1 + place % (len(COLOURS) - 1)) for place, way in enumerate(rest)}
-    colours = {first: colour_of(0), **others}  # the first is ours in every plot, nobody else's
+    colours = colours or colours_of([bar.way for bar in bars], first)
     parts = [title_of(title, layout)]
     y = 34.0
     for case in dict.fromkeys(bar.case for bar in bars):
         group = [bar for bar in bars if bar.case == case]
         most = max((bar.median for bar in group if bar.median > 0), default=1.0)
         most = min(most, (limits or {}).get(case, most))
-        parts.append(text_at(0, y + 14, cut(case, layout.letters), weight="bold"))
-        y += LINE
+        if case:
+            parts.append(text_at(0, y + 14, cut(case, layout.letters), weight="bold"))
+            y += LINE
         for bar in group:
             if not layout.left:
                 parts.append(text_at(0, y + 13, cut(bar.way, layout.letters)))
@@ -86,7 +87,7 @@ def _bar(bar: Row, y: float, most: float, colour: str, layout: Layout) -> Iterat
     """A row's bar with a whisker from p10 to p90, or why there is none; its name beside it."""
     left = layout.left
     if left:
-        yield text_at(left - 8, y + 13, cut(bar.way, 34), "end")
+        yield text_at(left - 8, y + 13, cut(bar.way, left // LETTER), "end")
     if not bar.median > 0:
         reason = cut(bar.reason or "not measured", min(layout.letters, 60))
         yield text_at(left, y + 13, reason, faint=True)
@@ -127,6 +128,13 @@ def title_of(text: str, layout: Layout) -> str:
     return text_at(0, 18, text, size=15 if layout.left else 13, weight="bold")
 
 
+def colours_of(ways: Sequence[str], first: str) -> dict[str, str]:
+    """A colour for each way. The first is ours in every plot, nobody else's."""
+    rest = [way for way in dict.fromkeys(ways) if way != first]
+    others = {way: colour_of(1 + place % (len(COLOURS) - 1)) for place, way in enumerate(rest)}
+    return {first: colour_of(0), **others}
+
+
 def colour_of(place: int) -> str:
     """The colour of a number; a page may have others."""
     place %= len(COLOURS)
@@ -154,10 +162,15 @@ def line(x: float, y: float, to_x: float, to_y: float, opacity: float = 0.8) -> 
     return f'<line {ends} stroke="currentColor" stroke-opacity="{opacity}"/>'
 
 
+def polyline(places: Sequence[tuple[float, float]], colour: str) -> str:
+    """A line through places in pixels."""
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return f'<polyline points="{path}" style="fill:none;stroke:{colour}" stroke-width="2"/>'
+
+
 def curve(places: Sequence[tuple[float, float]], colour: str, tips: Sequence[str]) -> Iterator[str]:
     """A line through places in pixels, each with a dot that tells its tip when pointed at."""
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    yield f'<polyline points="{path}" style="fill:none;stroke:{colour}" stroke-width="2"/>'
+    yield polyline(places, colour)
     for (x, y), tip in zip(places, tips, strict=True):
         dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill:{colour}"'
         yield f"{dot}><title>{escape(tip)}</title></circle>"

@@ -11,17 +11,21 @@ import pytest
 from PIL import Image
 
 from lib_rocm_sd.lab.suite import page
-from tests.lab.test_suite_results import result
+from tests.lab.test_suite_results import TRACE, result
+
+SLOW = "Slow, with a name of many letters"
 
 
 @pytest.fixture(scope="module")
 def opened(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("suite")
-    fast, slow = result("fast #1.json", "Fast", 1.0), result("slow.json", "Slow", 4.0)
+    fast, slow = result("fast #1.json", "Fast", 1.0), result("slow.json", SLOW, 4.0)
     other = result("other.json", "Other", 2.0)
     other.about["dtype"] = "bfloat16"
     fast.rows[0] = replace(fast.rows[0], largest=0.0)
-    fast.rows[1] = replace(fast.rows[1], largest=9.0, psnr=40.0)
+    fell: dict[str, Any] = {"trace": TRACE, "slowed": "the core clock fell"}
+    fast.rows[1] = replace(fast.rows[1], largest=9.0, psnr=40.0, energy_j=9.0, **fell)
+    slow.rows[1] = replace(slow.rows[1], energy_j=19.0, trace=TRACE)
     place = folder / page.PICTURES / "fast #1"
     place.mkdir(parents=True)
     Image.new("RGB", (64, 64), "red").save(place / "SD--float32.png")
@@ -44,7 +48,7 @@ def column(opened: Any, place: int) -> list[str]:
 
 def test_rows_are_sorted(opened: Any) -> None:
     head = opened.query_selector("#rows th:nth-child(5) button")
-    assert head.inner_text() == "s" and column(opened, 1)[::4] == ["Slow", "Fast", "Other"]
+    assert head.inner_text() == "s" and column(opened, 1)[::4] == [SLOW, "Fast", "Other"]
     head.click()
     assert column(opened, 5) == ["1.000"] * 4 + ["2.000"] * 4 + ["4.000"] * 4
     head.click()
@@ -64,7 +68,7 @@ def test_any_row_is_the_base(opened: Any) -> None:
     opened.select_option("#base", label="Fast, SD 1.5 512x512, sdp")
     rows = zip(column(opened, 1), column(opened, 2), column(opened, 4), strict=True)
     shares = {(card, workload): share for card, workload, share in rows}
-    assert shares["Slow", "SD 1.5 512x512"] == "25 %"
+    assert shares[SLOW, "SD 1.5 512x512"] == "25 %"
     assert shares["Fast", "SD 1.5 512x512"] == "100 %"
     assert shares["Fast", "SD 1.5 512x512, 4 at once"] == ""  # another workload
     assert shares["Other", "SD 1.5 512x512"] == ""  # another dtype
@@ -79,6 +83,33 @@ def test_it_is_light_and_dark(opened: Any) -> None:
         opened.emulate_media(color_scheme=scheme)
         seen.append(opened.evaluate(paper))
     assert seen == ["rgb(255, 255, 255)", "rgb(23, 24, 26)"]
+
+
+def test_bars_of_two_cards_are_told_apart(opened: Any) -> None:
+    """Ours has its colour on each, also where it is the energy."""
+    bars = (
+        "[...document.querySelectorAll('figure svg')].filter(e => e.ariaLabel.includes('energy'))"
+    )
+    rects = f"[...{bars}[0].querySelectorAll('rect')].map(e => getComputedStyle(e).fill)"
+    assert opened.evaluate(rects) == ["rgb(209, 73, 91)"] * 2
+    named = opened.evaluate(f"{bars}[0].textContent")
+    assert f"ours, {SLOW}" in named and "ours, Fast" in named
+
+
+def test_a_clock_that_fell_is_drawn_and_named(opened: Any) -> None:
+    shown = [each.is_visible() for each in opened.query_selector_all("details svg")]
+    assert shown == [False, True]  # Slow's, whose clock did not fall, is folded
+    text = opened.inner_text("details[open]")
+    assert "ours: the core clock fell" in text and "core clock, MHz" in text
+    assert opened.evaluate("document.querySelectorAll('details polyline').length") == 2 * 3
+
+
+@pytest.mark.parametrize("width", [390, 700, 1300])
+def test_no_window_is_too_narrow(opened: Any, width: int) -> None:
+    opened.set_viewport_size({"width": width, "height": 800})
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    cut = "[...document.querySelectorAll('figure svg text')].filter(e => e.getBBox().x < 0).length"
+    assert opened.evaluate(cut) == 0
 
 
 def test_pictures_are_shown_and_files_linked(opened: Any) -> None:

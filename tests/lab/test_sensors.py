@@ -13,7 +13,14 @@ import torch
 
 from lib_rocm_sd.device import DeviceInfo, identify
 from lib_rocm_sd.lab import sensors
-from lib_rocm_sd.lab.sensors import Quantity, Reading, Summary, Watch, of_device
+from lib_rocm_sd.lab.sensors import (
+    Quantity,
+    Reading,
+    Summary,
+    Watch,
+    measured_power,
+    of_device,
+)
 
 CARD = "0000:03:00.0"
 CUDA = torch.device("cuda:0")
@@ -207,7 +214,8 @@ def test_it_is_looked_at_until_the_end() -> None:
         raise RuntimeError("planted")
     assert source.closed == 1 and source.count == 2  # at once, and at the end
     told = found.summary()
-    assert told == Summary(2, Quantity(1.5, 1.0, 2.0), energy_j=told.energy_j, origin="a test")
+    more: Any = {"energy_j": told.energy_j, "trace": told.trace, "origin": "a test"}
+    assert told == Summary(2, Quantity(1.5, 1.0, 2.0), **more)
     lines = str(found.summary()).splitlines()
     assert lines[0].split() == ["power", "2", "W", "(1", "to", "2)"]
     assert lines[1] == "2 readings of a test"
@@ -262,6 +270,21 @@ def test_a_clock_that_falls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == "the core clock fell from 2500 to 2000 MHz at up to 95 C"
     steady = [Reading(core_mhz=clock) for clock in (500.0, *[2500.0] * 9, *[2400.0] * 10)]
     assert not played(monkeypatch, steady).slowed
+
+
+def test_what_was_read_over_time_is_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second apart; a second turn goes on where the first one ended."""
+    readings = [Reading(core_mhz=1000.0 + place, temperature_c=None) for place in range(77)]
+    turns = [played(monkeypatch, readings), played(monkeypatch, readings[:3])]
+    made = measured_power(turns)["trace"]
+    assert set(made) == {"seconds", "core_mhz"} and len(made["seconds"]) == 40  # pairs
+    assert made["seconds"][:2] == [0.25, 1.25] and made["seconds"][-1] == 38.75
+    assert made["core_mhz"][:2] == [1000.5, 1002.5] and made["core_mhz"][-1] == 1001.5
+    hot = [Reading(core_mhz=1.0), Reading(temperature_c=50.0)]
+    assert measured_power([played(monkeypatch, hot)])["trace"] == {
+        "seconds": [0.0, 0.5], "core_mhz": [1.0, None], "temperature_c": [None, 50.0],
+    }  # fmt: skip
+    assert measured_power([Summary(reason="the card is elsewhere")]) == {}
 
 
 def test_without_numbers_there_is_a_reason() -> None:

@@ -24,6 +24,9 @@ def measured(workload: str, way: str, seconds: float, spread: float = 0.1, **mor
     return Row("picture", workload, way, "s", seconds, low, high, 9, **more)
 
 
+TRACE = {"seconds": [0.0, 1.0, 2.5], "core_mhz": [2500, None, 2000], "power_w": [300.5, 310, 290]}
+
+
 def result(name: str = "a.json", card: str = "A card", times: float = 1.0) -> SuiteDocument:
     settings = {workload.name: workload.settings() for workload in WORKLOADS[:2]}
     rows = [measured(each, way, times) for each in settings for way in ("sdp", "ours")]
@@ -40,7 +43,9 @@ def written(folder: Path, made: SuiteDocument) -> Path:
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = result()
+    made.rows[0] = replace(made.rows[0], trace=TRACE)
     read = document.read(written(tmp_path, made))
+    assert read.rows[0].trace == TRACE and read.rows[1].trace is None
     assert read.as_dict() == made.as_dict()
 
 
@@ -70,7 +75,17 @@ def test_what_is_no_result_is_refused(change: Any, reason: str, tmp_path: Path) 
     with pytest.raises(ValueError, match=reason):
         document.read(path)
     item = result().as_dict()["rows"][0]
-    for name, value in (("median", "1"), ("median", -1), ("psnr", True), ("note", 3)):
+    traces: tuple[Any, ...] = (
+        [],
+        {},
+        {"core_mhz": [1]},
+        {**TRACE, "fan": [1, 1, 1]},
+        {**TRACE, "power_w": [1]},
+    )
+    traces += ({**TRACE, "seconds": [0, None, 1]}, {**TRACE, "power_w": [1, "2", 3]})
+    traces += ({name: [1.0] * 61 for name in TRACE}, {**TRACE, "power_w": [1, -1, True]})
+    wrong = (("median", "1"), ("median", -1), ("psnr", True), ("note", 3))
+    for name, value in (*wrong, *(("trace", each) for each in traces)):
         path.write_text(
             json.dumps({**result().as_dict(), "rows": [{**item, name: value}]}), encoding="utf-8"
         )
@@ -144,7 +159,7 @@ def test_slower_beyond_the_spread_of_both_fails(capsys: pytest.CaptureFixture[st
 
 def test_the_page_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = result(card="<b>A card</b>")
-    made.rows[1] = replace(made.rows[1], energy_j=120.0, slowed="the core clock fell")
+    made.rows[1] = replace(made.rows[1], energy_j=120.0, slowed="the core clock fell", trace=TRACE)
     made.rows.append(Row("server", "SD 1.5 512x512", "ours", "s", 2.0, p95=3.0, p99=4.0, within=1))
     made.rows.append(Row("offline", "SD 1.5 512x512", "ours", "pictures/s", 9.0, first=12.5))
     written(tmp_path, made)
@@ -157,6 +172,8 @@ def test_the_page_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "'other.json' is refused" in capsys.readouterr().err
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "<b>A card" not in text and "&lt;b&gt;A card" in text
+    assert text.count("<details open>") == 1 and "ours: the core clock fell</text>" in text
+    assert "core clock, MHz" in text and "power, W" in text and "temperature, C" not in text
     assert "<td>9.00 pictures/s</td><td>12.5</td>" in text
     assert "energy of a picture" in text and "the core clock fell" in text and "a page" in text
     published.write_text(json.dumps([figure]), encoding="utf-8")

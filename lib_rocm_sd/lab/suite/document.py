@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.lab import speed_result
-from lib_rocm_sd.lab.rows import Columns, Row
+from lib_rocm_sd.lab.rows import QUANTITIES, SECONDS, TRACE_POINTS, Columns, Row
 from lib_rocm_sd.lab.speed_result import (
     DATE,
     checked,
@@ -22,11 +22,12 @@ from lib_rocm_sd.lab.speed_result import (
 FORMAT = "rocm_sd suite 1"
 COLUMNS = Columns(
     "part=test workload=case way unit median p10 p90 runs first p95 p99 within peak_mib cpu_ms "
-    "power_w energy_j core_mhz temperature_c slowed psnr ssim flip largest ran note reason",
+    "power_w energy_j core_mhz temperature_c slowed trace psnr ssim flip largest ran note reason",
     ("way", "case", "test", "unit"),
 )
 """A row's fields. `energy_j`: of a picture. Distances are from the same picture in float32. What a
-machine has no sensor for is null.
+machine has no sensor for is null. A further field does not change FORMAT's number, since a reader
+ignores what it does not know.
 """
 PARTS = (
     "picture",
@@ -42,7 +43,7 @@ PARTS = (
 UNITS = ("s", "ms", "pictures/s", "score")
 PAGE = "Speed test tab:"
 """What workloads of the WebUI's tab begin with."""
-MOST_ROWS = 5000
+MOST_ROWS, MOST = 5000, 1e9
 SETTINGS = ("dtype", "model")
 """Facts of a run in which two have to be alike to be compared, beside their workloads."""
 SAME_CARD = ("driver", "rocm", "torch", "power_limit_w")
@@ -149,7 +150,9 @@ def _row(item: Mapping[str, Any]) -> Row:
         attribute = COLUMNS.fields.get(name)
         if attribute is None or value is None:
             continue
-        if attribute not in _NUMBERS:
+        if attribute == "trace":
+            _check_trace(checked(value, name, dict))
+        elif attribute not in _NUMBERS:
             checked(value, name)
         elif isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
             raise ValueError(f"{name} is no number from 0 on")
@@ -162,6 +165,20 @@ def _row(item: Mapping[str, Any]) -> Row:
     if not row.reason and not row.median > 0:
         raise ValueError("a row has neither a figure above 0 nor a reason")
     return row
+
+
+def _check_trace(trace: Mapping[str, Any]) -> None:
+    columns = [checked(values, "a part of trace", list) for values in trace.values()]
+    if SECONDS not in trace or not {SECONDS, *QUANTITIES}.issuperset(trace):
+        raise ValueError(f"trace has {', '.join(trace)}, not {SECONDS} and what a card tells")
+    if len({len(values) for values in columns}) != 1 or len(columns[0]) > TRACE_POINTS:
+        raise ValueError(f"the parts of trace are not of one length, at most {TRACE_POINTS}")
+    known = [value for values in columns for value in values if value is not None]
+    if None in trace[SECONDS] or any(
+        isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST
+        for value in known
+    ):
+        raise ValueError(f"trace has what is no number from 0 to {MOST:g}")
 
 
 def gathered(folder: Path) -> tuple[list[SuiteDocument], dict[str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ from urllib.parse import quote
 
 from lib_rocm_sd.lab import svg
 from lib_rocm_sd.lab.rows import Row, write_json, write_whole
+from lib_rocm_sd.lab.suite import trace
 from lib_rocm_sd.lab.suite.document import SuiteDocument, differences
 from lib_rocm_sd.lab.suite.workloads import CLIP_WINDOW, FID_WINDOW
 
 HERE = Path(__file__).parent
 OURS = "ours"
 """What the ways of ours begin with."""
+BESIDE = svg.Layout(720, 320, 90, 90)
+"""A plot of several cards, whose names stand beside the ways."""
 PICTURES = "pictures"
 """The folder beside a page in which a run keeps its pictures."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src 'self'"
@@ -121,6 +124,7 @@ def rendered(
         *_choices(lines),
         *_table(lines, alike),
         *_plots(lines, alike),
+        *_traces(documents),
         *_others(documents),
         *_pictures(documents, folder),
         *_published(published),
@@ -215,22 +219,43 @@ def _plots(lines: Sequence[_Line], alike: Sequence[set[int]]) -> Iterator[str]:
         first, case = left[0], left[0].row.case
         own = [each for each in left if each.row.case == case and each.place in alike[first.place]]
         left = [line for line in left if line not in own]
-        several = len({line.place for line in own}) > 1
-        bars = []
-        for line in own:
-            way = f"{line.document.card}, {line.row.way}" if several else line.row.way
-            bars.append(Row(case="", way=way, unit="s", median=line.row.median, p10=line.row.p10,
-                            p90=line.row.p90, runs=line.row.runs))  # fmt: skip
-        ours = next((bar.way for bar in bars if OURS in bar.way), "")
-        yield f"<figure>{svg.chart(f'{case}: less is better', bars, ours)}</figure>"
-        energy = [line for line in own if line.row.energy_j > 0]
-        if energy:
-            bars = [
-                Row(case="", way=line.row.way, unit="J", median=line.row.energy_j, runs=1)
-                for line in energy
-            ]
-            title = f"{case}, energy of a picture: less is better"
-            yield f"<figure>{svg.chart(title, bars, ours)}</figure>"
+        names = [line.row.way for line in own]
+        colours = svg.colours_of(names, _first_of_ours([line.row for line in own]))
+        layout = svg.WIDE
+        if len({line.place for line in own}) > 1:
+            names = [f"{line.row.way}, {line.document.card}" for line in own]
+            layout = BESIDE
+        by_name = {name: colours[line.row.way] for name, line in zip(names, own, strict=True)}
+        times = [replace(line.row, case="", way=n) for n, line in zip(names, own, strict=True)]
+        energies = [
+            replace(bar, unit="J", median=bar.energy_j, p10=math.nan, p90=math.nan)
+            for bar in times
+            if bar.energy_j > 0
+        ]
+        for what, bars in ((case, times), (f"{case}, energy of a picture", energies)):
+            drawn = svg.chart(f"{what}: less is better", bars, "", layout, colours=by_name)
+            yield f"<figure>{drawn}</figure>" if bars else ""
+
+
+def _first_of_ours(rows: Sequence[Row]) -> str:
+    return next((row.way for row in rows if OURS in row.way), "")
+
+
+def _traces(documents: Sequence[SuiteDocument]) -> Iterator[str]:
+    """Clocks, temperature and power over time, of each card that tells them; open where a clock
+    fell.
+    """
+    for document in documents:
+        rows = [row for row in document.pictures() if row.trace]
+        if not rows:
+            continue
+        opened = " open" if any(row.slowed for row in rows) else ""
+        yield f"<details{opened}><summary>Clocks and temperature over time, "
+        yield f"{escape(document.card)}</summary>"
+        for case in dict.fromkeys(row.case for row in rows):
+            own = [row for row in rows if row.case == case]
+            yield f"<figure>{trace.drawn(case, own, _first_of_ours(own))}</figure>"
+        yield "</details>"
 
 
 def _others(documents: Sequence[SuiteDocument]) -> Iterator[str]:
@@ -288,7 +313,7 @@ def _pictures(documents: Sequence[SuiteDocument], folder: Path) -> Iterator[str]
             if drawing.is_file():
                 name = drawing.relative_to(folder).as_posix()
                 yield f'<figure><img src="{_link(name)}" alt="histogram of differences" '
-                yield 'style="max-width:640px"></figure>'
+                yield 'class="drawn"></figure>'
 
 
 def _published(figures: Sequence[dict[str, Any]]) -> Iterator[str]:
