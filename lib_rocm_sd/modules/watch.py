@@ -39,7 +39,16 @@ from lib_rocm_sd.modules.stand_in import StandIn
 INNER = ("forward", "_forward", "_conv_forward")
 """What a call of a module may run of its own."""
 FUNCTIONS = (
-    *("avg_pool2d", "conv2d", "dropout", "gelu", "group_norm", "interpolate", "layer_norm"),
+    *(
+        "avg_pool2d",
+        "conv2d",
+        "conv3d",
+        "dropout",
+        "gelu",
+        "group_norm",
+        "interpolate",
+        "layer_norm",
+    ),
     *("linear", "normalize", "pad", "silu"),
 )
 """Functions of torch.nn.functional that the forwards of known layers call. Attention's is not among
@@ -80,7 +89,8 @@ class Watch:
         own += [
             (vars(module), "_forward") for module in self._modules if hasattr(module, "_forward")
         ]
-        own += [(vars(m), "_conv_forward") for m in self._modules if isinstance(m, nn.Conv2d)]
+        convs = (m for m in self._modules if isinstance(m, nn.Conv2d | nn.Conv3d))
+        own += [(vars(conv), "_conv_forward") for conv in convs]
         facts = [(own, key, own.get(key)) for own, key in own] + list(watched)
         once = {(id(own), key): (own, key, value) for own, key, value in facts}.values()
         self._places = [attributes for attributes, _, _ in once]

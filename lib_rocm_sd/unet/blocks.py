@@ -32,8 +32,10 @@ from lib_rocm_sd.unet.parts import (
     KeysValues,
     Resample,
     Resnet,
+    ResnetOverFrames,
     Transformer,
     TransformerCall,
+    VideoCall,
 )
 from lib_rocm_sd.unet.shared import Embeddings, Prompts, Regions
 from lib_rocm_sd.unet.spot import SpotCheck
@@ -122,6 +124,41 @@ def _resnet(
     if modulation is not None:
         between = compute.modulated(between, modulation)
     return image(compute.conv(calls, "conv2", h, convs[1], between, x, through)[0])
+
+
+def resnet_over_frames(
+    parts: ResnetOverFrames, call: VideoCall, means: Means, calls: Calls
+) -> torch.Tensor:
+    """A residual block of images, which is called, and one over their frames."""
+    (images,), spot = parts.blocks, means.spot
+    spot.is_whole = False  # but where that is ours
+    x = _called(images, call.x, {"temb": call.emb})
+    if images._forward_hooks or images._forward_pre_hooks:
+        spot.is_whole = False
+    embedding = means.embeddings.of(call.emb, parts.timed, True)
+    given: dict[str, Any] = {"x": x, "embedding": embedding, "still": call.still}
+    given["mix"] = parts.mixer._parameters["mix_factor"]
+    return calls.recorded(partial(_resnet_over_frames, parts), given)
+
+
+def _resnet_over_frames(
+    parts: ResnetOverFrames,
+    calls: Calls,
+    x: torch.Tensor,
+    embedding: torch.Tensor,
+    still: torch.Tensor,
+    mix: torch.Tensor,
+) -> torch.Tensor:
+    """Run one on x (N * frames, C, H, W); `embedding` has the first bias included."""
+    x = pixels(x)
+    h = x.view(*still.shape, -1, x.shape[3])
+    h = compute.activated(calls, "before", h, parts.norm1)
+    h = compute.conv_over_frames(calls, "conv1", h, parts.conv1, None)
+    h.flatten(0, 1).add_(embedding[:, None])
+    h = compute.activated(calls, "between", h, parts.norm2)
+    h = compute.conv_over_frames(calls, "conv2", h, parts.conv2, parts.conv2._parameters["bias"])
+    share = torch.sigmoid(-mix.float()).masked_fill(still.bool(), 0).to(x.dtype)
+    return image(torch.addcmul(x, h.view(x.shape), share.view(-1, 1, 1, 1)))
 
 
 def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:

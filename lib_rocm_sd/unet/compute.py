@@ -251,6 +251,26 @@ def conv(
     return _whole(y, weights), made
 
 
+def conv_over_frames(
+    calls: Calls, place: str, x: torch.Tensor, conv: nn.Conv3d, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The convolution of each pixel's frames, by 3 taps, of x (N, frames, pixels, Ci): (.., Co).
+
+    Each tap is a product of all frames that have a neighbour there, which are rows side by side;
+    the second and third are added in place. The weight lies so that a tap's rows are dense.
+    """
+    before, own, after = conv._parameters["weight"].flatten(2).unbind(2)  # type: ignore[union-attr]
+    first = LinearInputs(x.flatten(0, 2), own, bias)
+    y: torch.Tensor = calls.run(place, LINEAR, first).view(*x.shape[:3], -1)
+    for given, made in zip(x, y, strict=True) if x.shape[1] > 1 else ():
+        for tap, read, onto in ((before, given[:-1], made[1:]), (after, given[1:], made[:-1])):
+            rows = onto.flatten(0, 1)
+            calls.run(
+                f"{place}.onto", LINEAR, LinearInputs(read.flatten(0, 1), tap, None, rows, rows)
+            )
+    return y
+
+
 def _surrounded(
     calls: Calls, x: torch.Tensor, rows: int, below: int = 1
 ) -> tuple[torch.Tensor, Band | None]:

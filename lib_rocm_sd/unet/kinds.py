@@ -52,6 +52,7 @@ TITLES = (
     "upsampling",
     "downsampling",
     "first and last layers",
+    "residual block over frames",
     "image attention",
     "joint transformer block",
     "single transformer block",

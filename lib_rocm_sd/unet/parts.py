@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ class Timed(NamedTuple):
     """
 
     layer: nn.Linear
-    conv: nn.Conv2d | None
+    conv: nn.Conv2d | nn.Conv3d | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,30 @@ class Resnet:
     def leaves(self) -> list[nn.Module]:
         found = (self.norm1, self.conv1, self.embed, self.norm2, self.conv2, self.shortcut)
         return [module for module in found if module is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class ResnetOverFrames:
+    """x + (1 - a) conv2(silu(norm2(conv1(silu(norm1(x))) + embed(silu(emb))))), x being what the
+    one of `blocks` gives, which is called. Means are over all frames of a video, convolutions over
+    a pixel's of 3 frames; a is sigmoid(mix_factor) of `mixer`, and 1 in a frame that stands still.
+    """
+
+    blocks: tuple[nn.Module]
+    norm1: nn.GroupNorm
+    conv1: nn.Conv3d
+    embed: nn.Linear
+    norm2: nn.GroupNorm
+    conv2: nn.Conv3d
+    mixer: nn.Module
+    embed_silu: ClassVar[bool] = True
+
+    @cached_property
+    def timed(self) -> Timed:
+        return Timed(self.embed, self.conv1)
+
+    def leaves(self) -> list[nn.Module]:
+        return [self.norm1, self.conv1, self.embed, self.norm2, self.conv2, self.mixer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +238,20 @@ class ImageCall(NamedTuple):
         return (self.emb,)
 
 
+class VideoCall(NamedTuple):
+    """x (N * frames, C, H, W), emb (N * frames, E); `still` (N, frames) is not 0 where a frame is
+    a picture of its own.
+    """
+
+    x: torch.Tensor
+    emb: torch.Tensor
+    still: torch.Tensor
+
+    @property
+    def others(self) -> tuple[Any, ...]:
+        return self.emb, self.still
+
+
 class Region(NamedTuple):
     """Where an attention counts: by the `image`th of a mask (1, images, H, W), anywhere, of which
     `weigh(that, N, tokens)` makes (N, tokens, 1).
@@ -302,4 +340,4 @@ class ImageAttentionCall(NamedTuple):
         return (self.context,)
 
 
-Call = ImageCall | BlockCall | TransformerCall | ImageAttentionCall
+Call = ImageCall | VideoCall | BlockCall | TransformerCall | ImageAttentionCall

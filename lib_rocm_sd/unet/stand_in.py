@@ -30,10 +30,11 @@ from lib_rocm_sd.unet.parts import (
     Parts,
     Resnet,
     TransformerCall,
+    VideoCall,
 )
-from lib_rocm_sd.unet.weights import laid
+from lib_rocm_sd.unet.weights import is_laid, laid
 
-IMAGES = (ImageCall, TransformerCall, ImageAttentionCall)
+IMAGES = (ImageCall, TransformerCall, ImageAttentionCall, VideoCall)
 """What asks for an image (N, C, H, W); others ask for tokens."""
 
 
@@ -103,8 +104,7 @@ class BlockStandIn(StandIn):
         self._means.weights.leave(set(self._leaves) - set(made.leaves))
         self._leaves = made.leaves
         self._merged = MergedLayers(made.leaves)
-        convs = (leaf for leaf in made.leaves if isinstance(leaf, nn.Conv2d))
-        self._convs = [conv for conv in convs if conv.kernel_size != (1, 1)]
+        self._convs = [leaf for leaf in made.leaves if is_laid(leaf)]
         return made
 
     def asked(self, *args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from lib_rocm_sd.unet.blocks import Inner, Means
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.kinds import TITLES, Kind, found_in
 from lib_rocm_sd.unet.merged import MergedLayers
-from lib_rocm_sd.unet.parts import Block, ImageAttention, Resnet
+from lib_rocm_sd.unet.parts import Block, ImageAttention, Resnet, ResnetOverFrames
 from lib_rocm_sd.unet.shared import Embeddings, Prompts, Regions
 from lib_rocm_sd.unet.spot import STEPS, SpotCheck
 from lib_rocm_sd.unet.stand_in import BlockStandIn
@@ -93,7 +93,8 @@ class UnetTakeover:
         self._merged = {}
         self._weights.reread()
         ours = [each.parts for each in self._stand_ins.values() if each.is_put_in]
-        timed = (each.timed for each in ours if isinstance(each, Resnet) and each.embed_silu)
+        resnets = (each for each in ours if isinstance(each, Resnet | ResnetOverFrames))
+        timed = (each.timed for each in resnets if each.embed_silu)
         self._embeddings.timed = tuple(each for each in timed if each is not None)
         blocks = [each for each in ours if isinstance(each, Block | ImageAttention)]
         alike = (each for each in blocks if getattr(each, "ff_in", None) is None)

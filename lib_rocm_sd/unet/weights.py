@@ -64,7 +64,7 @@ class _Laid:
         if weight is not self.parameter() or weight.device.type == "meta":
             return False
         if self.memory is None:
-            return weight.is_contiguous(memory_format=torch.channels_last)
+            return _lies_laid(weight)
         return _memory(weight) == self.memory
 
     def is_alone(self, weight: torch.Tensor) -> bool:
@@ -245,15 +245,15 @@ class UnetWeights:
         """Other layers may be merged than before: hold none."""
         self._every = None
 
-    def lay(self, convs: Iterable[nn.Conv2d]) -> None:
-        """Lay these 3x3 convolutions anew where that was not done.
+    def lay(self, convs: Iterable[nn.Module]) -> None:
+        """Lay these convolutions anew where that was not done.
 
         UnknownModuleError where that must not be: amid another's graph, whose replay would do it
         again, or where a tensor of somebody else's would no longer be the weight.
         """
         for conv in convs:
             weight: Any = conv._parameters["weight"]  # as conv.weight, in a quarter of the time
-            if not weight.is_contiguous(memory_format=torch.channels_last):
+            if not _lies_laid(weight):
                 if is_recording(weight.device):
                     raise UnknownModuleError(("its weights cannot be laid anew amid a graph",))
                 if holders(weight) > 1:
@@ -261,7 +261,7 @@ class UnetWeights:
                 with torch.inference_mode(weight.is_inference()), torch.no_grad():
                     self._keep(conv, (ref(conv),), None)
                     data = _read_here(weight.data)
-                    weight.data = data.contiguous(memory_format=torch.channels_last)
+                    weight.data = data.contiguous(memory_format=_LAYOUTS[weight.ndim])
 
     def join(self, layers: Sequence[nn.Linear]) -> bool:
         """Lay their weights one after another where they are not and may be; whether it was done.
@@ -347,6 +347,19 @@ class UnetWeights:
         _laid_by[leaf] = ref(self)
         weight = leaf.weight
         self._laid[leaf] = _Laid(ref(weight), weight.stride(), beside, memory, handle.remove)
+
+
+def is_laid(leaf: nn.Module) -> bool:
+    """Whether it is a convolution whose weight is laid anew: not 1x1."""
+    return isinstance(leaf, nn.Conv2d | nn.Conv3d) and set(leaf.kernel_size) != {1}
+
+
+_LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By how many dimensions a convolution's weight has."""
+
+
+def _lies_laid(weight: torch.Tensor) -> bool:
+    return weight.is_contiguous(memory_format=_LAYOUTS[weight.ndim])
 
 
 def _no_memory(session: Session, device: torch.device, missing: int, held: int) -> str:

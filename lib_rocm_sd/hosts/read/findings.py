@@ -23,6 +23,7 @@ from lib_rocm_sd.modules.watch import (
 
 CONV_CLASSES = {
     "torch.nn.modules.conv.Conv2d",
+    "torch.nn.modules.conv.Conv3d",
     "diffusers.models.lora.LoRACompatibleConv",
     "comfy.ops.disable_weight_init.Conv2d",
     "ldm_patched.modules.ops.disable_weight_init.Conv2d",
@@ -272,6 +273,19 @@ class Findings:
         }
         place = _at(owner, path, within)
         return self._leaf(place, nn.Conv2d, CONV_CLASSES, expected, CONV_SETTINGS)
+
+    def conv_over_frames(self, owner: Any, path: str, within: str = "") -> nn.Conv3d | None:
+        """What is there if it is a plain convolution of each pixel's 3 frames."""
+        expected = {
+            "kernel_size": (3, 1, 1),
+            "stride": (1, 1, 1),
+            "padding": (1, 0, 0),
+            "dilation": (1, 1, 1),
+            "groups": 1,
+            "padding_mode": "zeros",
+        }
+        place = _at(owner, path, within)
+        return self._leaf(place, nn.Conv3d, CONV_CLASSES, expected, CONV_SETTINGS)
 
     def causal_conv(
         self, owner: Any, path: str, within: str = "", kernel: int = 3

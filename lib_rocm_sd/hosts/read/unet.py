@@ -11,7 +11,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit import program
-from lib_rocm_sd.hosts.read import crossed, dit, flux, qwen, unet_diffusers, zimage
+from lib_rocm_sd.hosts.read import crossed, dit, flux, qwen, unet_diffusers, video, zimage
 from lib_rocm_sd.hosts.read.findings import FP32_LAYER_NORM, Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
@@ -19,8 +19,8 @@ from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.ops.dtypes import HALVES
 from lib_rocm_sd.unet import blocks
 from lib_rocm_sd.unet.kinds import TITLES, Kind, Reading
-from lib_rocm_sd.unet.parts import Parts, Transformer
-from lib_rocm_sd.unet.weights import obstacles, slots_of
+from lib_rocm_sd.unet.parts import Parts, ResnetOverFrames, Transformer
+from lib_rocm_sd.unet.weights import is_laid, obstacles, slots_of
 
 
 def _read(
@@ -45,8 +45,8 @@ def _read(
 
 
 def _seen(module: nn.Module, parts: Any) -> Iterator[nn.Module]:
-    """The modules to watch: of a transformer not what is in its blocks."""
-    inner = set(parts.blocks) if isinstance(parts, Transformer) else set()
+    """The modules to watch: not what is in blocks within, which are called."""
+    inner = set(parts.blocks) if isinstance(parts, Transformer | ResnetOverFrames) else set()
 
     def walk(one: nn.Module) -> Iterator[nn.Module]:
         yield one
@@ -67,8 +67,9 @@ def _check_parameters(found: Findings, leaves: Iterable[nn.Module], told: bool) 
             if not wide or parameter.dtype != torch.float32:
                 dtypes.add(parameter.dtype)
             devices.add(parameter.device)
-        if isinstance(leaf, nn.Conv2d) and leaf.kernel_size != (1, 1):
-            for reason in obstacles(leaf.weight, told):
+        if is_laid(leaf):
+            weight: Any = leaf.weight
+            for reason in obstacles(weight, told):
                 found.add(reason)
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
     if not dtypes <= set(HALVES) or len(dtypes) > 1:
@@ -134,9 +135,12 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
         yield (family, name), Kind(title, partial(_read, family, read), bind, run)
     for family, name, read, bind in crossing:
         yield (family, name), Kind(TITLES[2], partial(_read, family, read), bind, program.crossed)
-    reading = partial(_read, "diffusers", unet_diffusers.OverFrames().block)
-    over = Kind(TITLES[2], reading, unet_diffusers.frames_call, blocks.block)
-    yield ("diffusers", unet_diffusers.OverFrames.classes[2]), over
+    reading = partial(_read, "diffusers", video.OverFrames().block)
+    over = Kind(TITLES[2], reading, video.block_call, blocks.block)
+    yield ("diffusers", video.OverFrames.classes[2]), over
+    reading = partial(_read, "diffusers", video.resnet)
+    over = Kind(TITLES[6], reading, video.resnet_call, blocks.resnet_over_frames)
+    yield ("diffusers", video.RESNET), over
     reading = partial(_read, "diffusers", zimage.sandwich)
     yield ("diffusers", zimage.CLASS), Kind(TITLES[-1], reading, zimage.call, program.sandwich)
 
@@ -188,6 +192,9 @@ def _within(module: nn.Module, taken: set[nn.Module]) -> Iterator[tuple[nn.Modul
     of_transformer = transformer_kind(module)
     if of_transformer is not None:
         yield module, of_transformer
+        inner = getattr(module, "spatial_res_block", None)
+        if inner is not None:
+            yield from _within(inner, taken)
         return
     if unet_diffusers.is_image_attention(module):
         yield module, _IMAGE_ATTENTION

@@ -273,19 +273,6 @@ def code_of(processor: Any) -> list[tuple[Any, str]]:
     return [(type(processor), "__call__"), (nn.functional, "scaled_dot_product_attention")]
 
 
-def frames_call(
-    module: Any, hidden_states: Any, num_frames: Any, encoder_hidden_states: Any = None
-) -> BlockCall | None:
-    """A context that is not one for each token, of which how many frames there are follows, is not
-    for us.
-    """
-    x, context = hidden_states, encoder_hidden_states
-    own, cross = {"encoder_hidden_states": None}, {"encoder_hidden_states": context}
-    call = BlockCall(x, context, own, cross, frames=num_frames)
-    fits = not len(x) % num_frames and len(context) == call.batch
-    return call if fits else None
-
-
 class Diffusers(Ldm):
     """UNet2DConditionModel, whose blocks have grown out of ldm's."""
 
@@ -399,19 +386,6 @@ class Diffusers(Ldm):
 
     def is_scaled(self, module: Any) -> bool:
         return not type(processor_of(module)).__name__.endswith(TORCHS)
-
-
-class OverFrames(Diffusers):
-    """Stable Video Diffusion's transformer blocks that attend over frames."""
-
-    classes: ClassVar[tuple[str, ...]] = ("", "", "TemporalBasicTransformerBlock")
-    block_settings: ClassVar[Options] = {"is_res": True, "_chunk_size": None}
-    block_children: ClassVar[tuple[str, ...]] = (*Ldm.block_children, "norm_in", "ff_in")
-
-    def block(self, found: Findings, module: Any) -> Block | None:
-        made, norm = super().block(found, module), found.layer_norm(module, "norm_in")
-        ff = self.feed_forward(found, getattr(module, "ff_in", None), "ff_in")
-        return None if made is None else replace(made, norm_in=norm, ff_in=ff)
 
 
 def processor_of(attention: Any) -> Any:

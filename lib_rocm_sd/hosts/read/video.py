@@ -1,0 +1,74 @@
+"""The blocks over frames of diffusers' UNet of Stable Video Diffusion: their parts, and what a call
+asks for. Read in diffusers 0.42.1, models/resnet.py and models/attention.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
+from lib_rocm_sd.hosts.read.unet_ldm import Ldm, Options
+from lib_rocm_sd.unet.parts import Block, BlockCall, ResnetOverFrames, VideoCall
+
+RESNET = "SpatioTemporalResBlock"
+_LAYERS = ("norm1", "conv1", "time_emb_proj", "norm2", "dropout", "conv2", "nonlinearity")
+
+
+def resnet_call(
+    module: Any, hidden_states: Any, temb: Any = None, image_only_indicator: Any = None
+) -> VideoCall | None:
+    """Frames that do not fill videos, and an embedding of another kind, are not for us."""
+    x, still = hidden_states, image_only_indicator
+    fits = still.ndim == 2 and still.numel() == len(x) == len(temb) and temb.ndim == 2
+    return VideoCall(x, temb, still) if fits and temb.dtype == x.dtype else None
+
+
+def resnet(found: Findings, module: Any) -> ResnetOverFrames | None:
+    children = ("spatial_res_block", "temporal_res_block", "time_mixer")
+    if not found.block(module, "block", (RESNET,), children, root=True):
+        return None
+    inner, name = module.temporal_res_block, "temporal_res_block"
+    if not found.block(inner, name, ("TemporalResnetBlock",), _LAYERS):
+        return None
+    mixer = module.time_mixer
+    found.block(mixer, "time_mixer", ("AlphaBlender",), (), own=("mix_factor",))
+    blends = {"merge_strategy": "learned_with_images", "switch_spatial_to_temporal_mix": False}
+    found.settings(mixer, "time_mixer", blends)
+    found.function(type(mixer), "get_alpha", "time_mixer")
+    found.silu(inner, "nonlinearity", name)
+    found.no_dropout(inner, "dropout", name)
+    norm1, norm2 = (found.group_norm(inner, key, name) for key in ("norm1", "norm2"))
+    conv1, conv2 = (found.conv_over_frames(inner, key, name) for key in ("conv1", "conv2"))
+    embed = found.linear(inner, "time_emb_proj", name)
+    if norm1 is None or norm2 is None or conv1 is None or conv2 is None or embed is None:
+        return None
+    spatial = module.spatial_res_block
+    return ResnetOverFrames((spatial,), norm1, conv1, embed, norm2, conv2, mixer)
+
+
+def block_call(
+    module: Any, hidden_states: Any, num_frames: Any, encoder_hidden_states: Any = None
+) -> BlockCall | None:
+    """A context that is not one for each token, of which how many frames there are follows, is not
+    for us.
+    """
+    x, context = hidden_states, encoder_hidden_states
+    own, cross = {"encoder_hidden_states": None}, {"encoder_hidden_states": context}
+    call = BlockCall(x, context, own, cross, frames=num_frames)
+    fits = not len(x) % num_frames and len(context) == call.batch
+    return call if fits else None
+
+
+class OverFrames(Diffusers):
+    """Stable Video Diffusion's transformer blocks that attend over frames."""
+
+    classes: ClassVar[tuple[str, ...]] = ("", "", "TemporalBasicTransformerBlock")
+    block_settings: ClassVar[Options] = {"is_res": True, "_chunk_size": None}
+    block_children: ClassVar[tuple[str, ...]] = (*Ldm.block_children, "norm_in", "ff_in")
+
+    def block(self, found: Findings, module: Any) -> Block | None:
+        made, norm = super().block(found, module), found.layer_norm(module, "norm_in")
+        ff = self.feed_forward(found, getattr(module, "ff_in", None), "ff_in")
+        return None if made is None else replace(made, norm_in=norm, ff_in=ff)
