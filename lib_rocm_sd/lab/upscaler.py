@@ -1,7 +1,7 @@
 """`python -m lib_rocm_sd bench upscaler`: every way to enlarge a picture, in one run.
 
 The host's way is written anew from what A1111 does: float32 in tiles of 192 that overlap by 8, each
-brought to the CPU as 8-bit values and blended there.
+brought to the CPU as 8-bit values and blended there; SwinIR's are averaged where they overlap.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -39,7 +40,14 @@ from lib_rocm_sd.lab.rows import (
 )
 from lib_rocm_sd.lab.timing import FAILED, Peak, clean, no_tf32, tried, wall_ms, why
 from lib_rocm_sd.lab.unet import compared
-from lib_rocm_sd.lab.upscaler_models import RRDBNet, SRVGGNetCompact, settle
+from lib_rocm_sd.lab.upscaler_models import (
+    SWINIR_L,
+    SWINIR_M,
+    RRDBNet,
+    SRVGGNetCompact,
+    SwinIR,
+    settle,
+)
 from lib_rocm_sd.lab.vae import why_not_compiled
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.upscaler.program import Upscaler
@@ -69,11 +77,16 @@ class Network:
     device: torch.device
     dtype: torch.dtype
     small: bool
+    tiling: Tiling
 
     @property
     def tile(self) -> int:
         """Pixels a side of the host's tiles."""
         return SMALL_TILE if self.small else TILE
+
+    def borders(self, length: int) -> list[int]:
+        """Where, along a side of the picture, a tile of the host's begins or ends to count."""
+        return self.tiling.borders(length, self.tile, OVERLAP)
 
     def picture(self, side: int) -> torch.Tensor:
         """(1, 3, side, side) float32 of 8-bit values, drawn from the side."""
@@ -82,11 +95,6 @@ class Network:
         return (values / 255).to(self.device)
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
-    "RRDBNet x4": (RRDBNet, partial(RRDBNet, width=16, blocks=1)),
-    "SRVGGNetCompact x4": (SRVGGNetCompact, partial(SRVGGNetCompact, width=16, convs=3)),
-}
-"""By name: as people have it, and a small one."""
 COLUMNS = Columns(
     "case size way runs median_ms=median p10_ms=p10 p90_ms=p90 prepare_s peak_mib error rms "
     "largest seam equal plan ran reason",
@@ -94,8 +102,8 @@ COLUMNS = Columns(
 )
 """Wall-clock times of a picture in device memory; of the host's way what it does on the CPU is part
 of it. `largest`: of the 8-bit picture to float32's, `equal`: bands to the whole picture. `seam`:
-how much the difference to float32's changes from one pixel to the next where a tile of the host's
-begins or its fading ends, at the most.
+how much the difference to float32's changes from one pixel to the next at a border of the host's
+tiles, at the most.
 """
 TEXT = TextTable(
     (field("case", -18, "case"), field("side", 5, "size"), field("way", -22, "way")),
@@ -140,8 +148,9 @@ def _measured(
     progress = Countdown([float(size**2) for _ in names for size in sizes for _ in ways])
     dtype, device = getattr(torch, args.dtype), setting.device
     for name in names:
-        module = settle(MODELS[name][args.small]()).to(device)
-        network = Network(name, module, device, dtype, args.small)
+        model = MODELS[name]
+        module = settle((model.small if args.small else model.full)()).to(device)
+        network = Network(name, module, device, dtype, args.small, model.tiling)
         for size in sizes:
             right = exact(network, size)
             for way in ways:
@@ -203,7 +212,7 @@ def measure(
             return row
         if right is not None:
             gap = (_quantised(output) - _quantised(right)).abs().max()
-            row = replace(row, largest=float(gap), seam=seam(output - right, network.tile))
+            row = replace(row, largest=float(gap), seam=seam(output - right, network.borders))
         first_ms = wall_ms(lambda: runner.call(picture), device)
         count = runs if first_ms < LONG_MS else 0
         times = [wall_ms(lambda: runner.call(picture), device) for _ in range(count)]
@@ -212,16 +221,13 @@ def measure(
     return tried(row, device, figures)
 
 
-def seam(error: torch.Tensor, tile: int) -> float:
-    """The largest step of an error (1, C, H s, W s) at the borders of the host's tiles, of 255; NaN
+def seam(error: torch.Tensor, borders: Callable[[int], list[int]]) -> float:
+    """The largest step of an error (1, C, H s, W s) at the `borders` along each side, of 255; NaN
     where there is one tile alone.
     """
     found = []
     for turned in (error, error.transpose(2, 3)):
-        length = turned.shape[3] // SCALE
-        starts = _starts(length, tile, OVERLAP)[1:]
-        borders = [SCALE * place for start in starts for place in (start, start + OVERLAP)]
-        places = torch.tensor(borders, dtype=torch.int64)
+        places = torch.tensor(borders(turned.shape[3] // SCALE), dtype=torch.int64) * SCALE
         found.append((turned[..., places] - turned[..., places - 1]).flatten())
     steps = torch.cat(found).abs()
     return 255 * float(steps.max()) if len(steps) else NAN
@@ -276,11 +282,75 @@ def _joined(parts: Sequence[tuple[int, torch.Tensor]], length: int, overlap: int
     return joined
 
 
+def averaged(
+    call: Callable[[torch.Tensor], torch.Tensor], picture: torch.Tensor, tile: int, overlap: int
+) -> torch.Tensor:
+    """As `in_tiles`; tiles stay on the device in float32, and where they overlap it is their mean.
+    The result has 8-bit values.
+    """
+    starts = [_strides(length, tile, overlap) for length in picture.shape[2:]]
+    total = picture.new_zeros(*picture.shape[:2], *(side * SCALE for side in picture.shape[2:]))
+    count = torch.zeros_like(total)
+    for top, left in product(*starts):
+        part = call(picture[..., top : top + tile, left : left + tile])
+        rows, columns = (slice(start * SCALE, (start + tile) * SCALE) for start in (top, left))
+        total[..., rows, columns] += part
+        count[..., rows, columns] += 1
+    return (_quantised((total / count).cpu()) / 255).to(picture.device)
+
+
+def _strides(length: int, tile: int, overlap: int) -> list[int]:
+    return [*range(0, length - tile, tile - overlap), length - tile]
+
+
+def _fades(length: int, tile: int, overlap: int) -> list[int]:
+    starts = _starts(length, tile, overlap)[1:]
+    return [place for start in starts for place in (start, start + overlap)]
+
+
+def _overlaps(length: int, tile: int, overlap: int) -> list[int]:
+    starts = _strides(length, tile, overlap)
+    return [*starts[1:], *(start + tile for start in starts[:-1])]
+
+
+class Tiling(NamedTuple):
+    """How the host makes a picture in tiles, and where along a side they begin or end to count."""
+
+    make: Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor, int, int], torch.Tensor]
+    borders: Callable[[int, int, int], list[int]]
+
+
+FADED, AVERAGED = Tiling(in_tiles, _fades), Tiling(averaged, _overlaps)
+
+
+class Model(NamedTuple):
+    """A network as people have it, and a small one."""
+
+    full: Callable[[], nn.Module]
+    small: Callable[[], nn.Module]
+    tiling: Tiling = FADED
+
+
+def _swinir(kind: dict[str, Any]) -> Model:
+    """With few channels, it ends in a single convolution: the others have 64 channels always."""
+    small = {**kind, "embed_dim": 24, "depths": [2], "num_heads": [2]}
+    small["upsampler"] = "pixelshuffledirect"
+    return Model(partial(SwinIR, **kind), partial(SwinIR, **small), AVERAGED)
+
+
+MODELS = {
+    "RRDBNet x4": Model(RRDBNet, partial(RRDBNet, width=16, blocks=1)),
+    "SRVGGNetCompact x4": Model(SRVGGNetCompact, partial(SRVGGNetCompact, width=16, convs=3)),
+    "SwinIR-M x4": _swinir(SWINIR_M),
+    "SwinIR-L x4": _swinir(SWINIR_L),
+}
+
+
 @contextmanager
 def as_the_host(network: Network) -> Iterator[Runner]:
     """Float32 in tiles of 192 pixels."""
     yield Runner(
-        lambda picture: in_tiles(network.module, picture, network.tile, OVERLAP),
+        lambda picture: network.tiling.make(network.module, picture, network.tile, OVERLAP),
         plan=lambda: f"float32, tiles of {network.tile}, overlap {OVERLAP}",
     )
 

@@ -14,7 +14,7 @@ import torch
 from lib_rocm_sd import __main__
 from lib_rocm_sd.lab import upscaler
 from lib_rocm_sd.lab.rows import Result, Row
-from lib_rocm_sd.lab.upscaler import BENCHMARK, MODELS, WAYS, in_tiles
+from lib_rocm_sd.lab.upscaler import AVERAGED, BENCHMARK, FADED, MODELS, WAYS, Tiling, in_tiles
 from tests.vae.vae_models import needs_half
 
 TINY = ["bench", "upscaler", "--small", "--device", "cpu", "--runs", "1", "--sizes", "33"]
@@ -33,7 +33,7 @@ def test_the_whole_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert [row["way"] for row in rows if row["case"] == case] == names
     ours = [row for row in rows if row["way"].startswith("rocm_sd")]
     assert all(row["largest"] <= 1 for row in ours)
-    assert [row["equal"] for row in ours if row["plan"].startswith("bands")] == [True]
+    assert [row["equal"] for row in ours if row["plan"].startswith("bands")] == 3 * [True]
     assert all(row["seam"] < 0.5 for row in ours)
     tiles = [row for row in rows if row["way"] == "float32 tiles"]
     assert all(row["seam"] > 1 for row in tiles)
@@ -59,25 +59,42 @@ def test_what_cannot_be_measured_is_refused(words: list[str]) -> None:
 
 
 def enlarged(picture: torch.Tensor) -> torch.Tensor:
-    return picture.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    return picture.repeat_interleave(4, 2).repeat_interleave(4, 3)
 
 
+@pytest.mark.parametrize("tiling", [FADED, AVERAGED])
 @pytest.mark.parametrize("height, width", [(24, 24), (25, 60), (41, 33)])
-def test_tiles_of_what_needs_no_neighbours_are_the_whole(height: int, width: int) -> None:
+def test_tiles_of_what_needs_no_neighbours_are_the_whole(
+    tiling: Tiling, height: int, width: int
+) -> None:
     picture = torch.randint(0, 256, (1, 3, height, width)) / 255
-    assert torch.allclose(in_tiles(enlarged, picture, 24, 8), enlarged(picture), atol=1e-6)
+    assert torch.allclose(tiling.make(enlarged, picture, 24, 8), enlarged(picture), atol=1e-6)
+
+
+def test_tiles_are_averaged_where_they_overlap() -> None:
+    """Tiles of 24 that overlap by 8 begin at 0, 16 and 20 in 44 pixels."""
+    calls = iter([0.0, 1.0, 0.4])
+    call: Callable[[torch.Tensor], torch.Tensor] = lambda part: torch.full(  # noqa: E731
+        (1, 1, 96, 96), next(calls)
+    )
+    row = AVERAGED.make(call, torch.zeros(1, 1, 24, 44), 24, 8)[0, 0, 0, ::4] * 255
+    assert row.unique_consecutive().round().tolist() == [0, 128, 119, 178, 102]
+    assert row.diff().nonzero().flatten().add(1).tolist() == AVERAGED.borders(44, 24, 8)
 
 
 def test_a_seam_is_a_step_of_the_error_at_a_tiles_border() -> None:
     """Tiles of 24 that overlap by 8 begin at 0 and 16 in 40 pixels, four times as large."""
     error = torch.zeros(1, 3, 160, 160)
+    seam: Callable[..., float] = lambda of, tile=24: upscaler.seam(  # noqa: E731
+        error, lambda length: of.borders(length, tile, 8)
+    )
     error[..., 40:] += 1.0  # amid the first tile
-    assert upscaler.seam(error, 24) == 0.0
-    error[:, 1, 96:] += 2 / 255  # where the second is no more faded in
-    assert upscaler.seam(error, 24) == pytest.approx(2.0, abs=1e-4)
+    assert seam(FADED) == 0.0 and seam(AVERAGED) == 0.0
+    error[:, 1, 96:] += 2 / 255  # where the second is no more faded in, and the first ends
+    assert seam(FADED) == pytest.approx(2.0, abs=1e-4) == seam(AVERAGED)
     error[..., 64:] -= 3 / 255  # where it begins
-    assert upscaler.seam(error, 24) == pytest.approx(3.0, abs=1e-4)
-    assert math.isnan(upscaler.seam(error, 40))
+    assert seam(FADED) == pytest.approx(3.0, abs=1e-4) == seam(AVERAGED)
+    assert math.isnan(seam(FADED, 40)) and math.isnan(seam(AVERAGED, 40))
 
 
 def test_tiles_are_faded_over_their_overlap() -> None:

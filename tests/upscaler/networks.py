@@ -1,5 +1,5 @@
 """Small upscalers of every kind that is read, for tests: spandrel's where it is installed, else
-their doubles, and those of BasicSR's names.
+their doubles or the benchmark's, and those of BasicSR's names.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from torch import nn
 
 from lib_rocm_sd.lab import upscaler_models
 
-DOUBLES = Path(__file__).parent / "double"
+DOUBLE = Path(__file__).parent / "double" / "spandrel.py"
 
 
-def _double(name: str) -> Any:
+@cache
+def _double() -> Any:
     """No module that others could import: hosts have doubles of spandrel's loader."""
-    home = f"spandrel.architectures.double_{name}"
-    spec = importlib.util.spec_from_file_location(home, DOUBLES / f"{name}.py")
+    home = "spandrel.architectures.double"
+    spec = importlib.util.spec_from_file_location(home, DOUBLE)
     assert spec is not None and spec.loader is not None
     double = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(double)
@@ -31,13 +32,13 @@ def _double(name: str) -> Any:
 
 
 @cache
-def _class(file: str, name: str, double: str = "spandrel") -> Any:
+def _class(file: str, name: str) -> Any:
     """spandrel's class of that file, which lies in `arch` or, from 0.4.2 on, in `__arch`."""
     kind, stem = file.split("/")
     for folder in ("__arch", "arch"):
         with suppress(ImportError):
             return getattr(import_module(f"spandrel.architectures.{kind}.{folder}.{stem}"), name)
-    return getattr(_double(double), name)
+    return getattr(upscaler_models if name == "SwinIR" else _double(), name)
 
 
 def rrdb(**settings: Any) -> Any:
@@ -67,7 +68,7 @@ def swinir(**settings: Any) -> Any:
         "upscale": 2,
     }
     depths = {"depths": [3, 1], "num_heads": [3, 3], "upsampler": "nearest+conv"}
-    return _class("SwinIR/SwinIR", "SwinIR", "swinir")(**{**sizes, **depths, **settings})
+    return _class("SwinIR/SwinIR", "SwinIR")(**{**sizes, **depths, **settings})
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {

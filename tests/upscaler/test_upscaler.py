@@ -208,12 +208,9 @@ def test_the_catalog_has_what_people_use() -> None:
 
 def full_swinir(large: bool, depth: int = 6) -> nn.Module:
     """One group of medium's or large's width."""
-    widths = {"embed_dim": 240, "num_heads": [8]} if large else {"embed_dim": 180, "num_heads": [6]}
-    kind: dict[str, Any] = {"upsampler": "pixelshuffle"}
-    if large:
-        kind = {"upsampler": "nearest+conv", "resi_connection": "3conv"}
-    made = swinir(img_size=64, window_size=8, upscale=4, depths=[depth], **widths, **kind)
-    return made.eval()  # type: ignore[no-any-return]
+    kind = upscaler_models.SWINIR_L if large else upscaler_models.SWINIR_M
+    one = {"depths": [depth], "num_heads": kind["num_heads"][:1]}
+    return swinir(**{**kind, **one}).eval()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("large", [False, True])
