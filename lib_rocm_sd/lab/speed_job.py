@@ -220,6 +220,11 @@ CPU_EFFORTS = {
 }
 
 
+def effort_of(request: Request, device: torch.device) -> Effort:
+    """How much is measured; on a CPU little, since nothing is learned there."""
+    return (CPU_EFFORTS if device.type == "cpu" else EFFORTS)[request.preset]
+
+
 def sizes(request: Request, device: torch.device) -> tuple[int, ...]:
     """Sides of pictures in pixels."""
     usual = CPU_SIZES if device.type == "cpu" else GPU_SIZES
@@ -411,8 +416,8 @@ class Job:
 
     @property
     def effort(self) -> Effort:
-        """How much is measured; on a CPU little, since nothing is learned there."""
-        return (CPU_EFFORTS if self.device.type == "cpu" else EFFORTS)[self.request.preset]
+        """As `effort_of` has it."""
+        return effort_of(self.request, self.device)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -16,7 +16,16 @@ from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.engine.selftest import describe
 from lib_rocm_sd.lab import speed_parts, speed_vae
 from lib_rocm_sd.lab.sensors import machine
-from lib_rocm_sd.lab.speed_job import FAILED, Busy, Cancelled, HostSide, InBackground, Job, Part
+from lib_rocm_sd.lab.speed_job import (
+    FAILED,
+    Busy,
+    Cancelled,
+    HostSide,
+    InBackground,
+    Job,
+    Part,
+    effort_of,
+)
 from lib_rocm_sd.lab.speed_result import WHAT, Document, Pair, Request
 from lib_rocm_sd.lab.timing import clean
 
@@ -35,13 +44,14 @@ PARTS: dict[str, Part] = {
 @dataclass(frozen=True)
 class Progress:
     """`state`: idle, running, done, cancelled or failed. `fraction`: 0 to 1. `text`: what is done
-    now, or why it ended.
+    now, or why it ended. `left_s`: about how long it goes on.
     """
 
     id: str = ""
     state: str = "idle"
     fraction: float = 0.0
     text: str = ""
+    left_s: float = 0.0
 
 
 class SpeedSession(InBackground):
@@ -130,15 +140,19 @@ class SpeedSession(InBackground):
         """The state in which the test ends, and a sentence."""
         begin, self._directory = time.monotonic(), side.output_directory()
         parts = [part for part in WHAT if part in request.what]
+        planned = effort_of(request, side.device).parts_s
+        planned_s = sum(planned[part] for part in parts)
 
-        def told(fraction: float, text: str, place: int = 0) -> None:
-            whole = (place + min(max(fraction, 0.0), 1.0)) / len(parts)
-            self._progress = Progress(document.id, "running", whole, text)
+        def told(before_s: float, part_s: float, fraction: float, text: str) -> None:
+            whole = (before_s + part_s * min(max(fraction, 0.0), 1.0)) / planned_s
+            left_s = (1 - whole) * max(planned_s, time.monotonic() - begin)
+            self._progress = Progress(document.id, "running", whole, text, left_s)
 
         try:
             document.machine = machine(side.device)
             for place, part in enumerate(parts):
-                job = Job(request, side, cancelled, partial(told, place=place))
+                before_s = sum(planned[each] for each in parts[:place])
+                job = Job(request, side, cancelled, partial(told, before_s, planned[part]))
                 for row in PARTS[part](job):
                     document.rows.append(row)
                     self._shots = (document.id, tuple(job.shots))

@@ -267,7 +267,7 @@ def test_a_page_follows_a_test_to_its_end(tmp_path: Path) -> None:
     during = shown.state(before.token)
     assert not during.can_run
     assert during.can_cancel
-    assert "%:" in words(during)
+    assert re.search(r"\d %: attention, .*; about \d+ (s|min) left", words(during))
     assert during.content is not None
     assert during.content.exports == ""
     assert "a speed test is running" in shown.start(["image"], "quick", "")

@@ -19,7 +19,7 @@ from lib_rocm_sd.lab import speed_job, speed_parts, speed_result, speed_vae
 from lib_rocm_sd.lab.speed_result import Request, parse
 from lib_rocm_sd.lab.speed_session import Busy, SpeedSession
 from tests.lab.speedtest_doubles import Gate, Side
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")
 IMAGE = Request(("image",))
@@ -83,6 +83,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(list(tmp_path.glob("*.json"))) == 1
     assert __main__.main([*words, "--sizes", "-8"]) == 2
     assert __main__.main([*words[:3], "nonsense"]) == 2
+
+
+def test_progress_goes_by_what_parts_are_planned_to_take(session: SpeedSession) -> None:
+    """On a CPU attention is half a second of two and a half, not half of the test."""
+    side = Side()
+    side.image_may_end.clear()
+    session.start(parse({"what": ["attention", "image"]}), side)
+    assert wait_until(lambda: side.images)
+    now = session.progress()
+    assert now.fraction == 0.2 and now.left_s >= 0.8 * 2.5
+    side.image_may_end.set()
+    assert session.wait(WAIT_S)
+    assert (session.progress().fraction, session.progress().left_s) == (1.0, 0.0)
 
 
 def test_one_at_a_time_and_cancel_ends_it(session: SpeedSession) -> None:

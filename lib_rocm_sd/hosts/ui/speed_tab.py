@@ -16,6 +16,7 @@ from lib_rocm_sd.hosts.ui.check_part import CheckView
 from lib_rocm_sd.hosts.ui.following import asking, follow, major, on
 from lib_rocm_sd.hosts.ui.speed_html import TITLES, notice
 from lib_rocm_sd.lab import speed_result
+from lib_rocm_sd.lab.rows import duration
 from lib_rocm_sd.lab.speed_job import HostSide
 from lib_rocm_sd.lab.speed_result import (
     FILES,
@@ -116,7 +117,8 @@ class View:
     ) -> tuple[str, float, str]:
         """State, fraction and text for people."""
         if progress.state == "running":
-            text = "cancelling" if progress.id == self._cancelled else progress.text
+            left = f"; {duration(progress.left_s)} left" if progress.left_s else ""
+            text = "cancelling" if progress.id == self._cancelled else progress.text + left
             return "running", progress.fraction, text
         if running:
             return "running", progress.fraction, "waiting for the device to finish"
