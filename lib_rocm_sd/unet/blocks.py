@@ -35,6 +35,7 @@ from lib_rocm_sd.unet.parts import (
     ResnetOverFrames,
     Transformer,
     TransformerCall,
+    TransformerOverFrames,
     VideoCall,
 )
 from lib_rocm_sd.unet.shared import Embeddings, Prompts, Regions
@@ -157,8 +158,13 @@ def _resnet_over_frames(
     h.flatten(0, 1).add_(embedding[:, None])
     h = compute.activated(calls, "between", h, parts.norm2)
     h = compute.conv_over_frames(calls, "conv2", h, parts.conv2, parts.conv2._parameters["bias"])
-    share = torch.sigmoid(-mix.float()).masked_fill(still.bool(), 0).to(x.dtype)
-    return image(torch.addcmul(x, h.view(x.shape), share.view(-1, 1, 1, 1)))
+    return image(torch.addcmul(x, h.view(x.shape), _share(mix, still, x)[..., None]))
+
+
+def _share(mix: torch.Tensor, still: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """How much counts what goes over frames, for each of them: (N * frames, 1, 1)."""
+    share = torch.sigmoid(-mix.float()).masked_fill(still.bool(), 0)
+    return share.to(like.dtype).view(-1, 1, 1)
 
 
 def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:
@@ -181,6 +187,23 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
     h, x = _into_tokens(parts, calls, x)
     for index, module in enumerate(parts.blocks):
         h = _called(module, h, call.given(index))
+    means.spot.is_whole = False
+    return call.answer(_from_tokens(parts, calls, h, x))
+
+
+def transformer_over_frames(
+    parts: TransformerOverFrames, call: TransformerCall, means: Means, calls: Calls
+) -> Any:
+    """A transformer over each image's pixels and over their frames, whose blocks are called."""
+    still, count = call.still, len(parts.blocks) // 2
+    assert still is not None
+    h, x = _into_tokens(parts, calls, call.x)
+    frames = torch.arange(still.shape[1], device=x.device).repeat(len(still))
+    places = _called(parts.place, frames, {"dtype": x.dtype})[:, None]
+    share = _share(parts.mixer._parameters["mix_factor"], still, x)  # type: ignore[arg-type]
+    for index, (own, over) in enumerate(zip(parts.blocks, parts.blocks[count:], strict=False)):
+        h = _called(own, h, call.given(index))
+        h = torch.lerp(h, _called(over, h + places, call.given(count + index)), share)
     means.spot.is_whole = False
     return call.answer(_from_tokens(parts, calls, h, x))
 

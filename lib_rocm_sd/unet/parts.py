@@ -174,6 +174,17 @@ class Transformer:
 
 
 @dataclass(frozen=True, eq=False)
+class TransformerOverFrames(Transformer):
+    """The same where after each of the first half of `blocks` one of the second goes over frames:
+    it is given tokens and what `place(frames, dtype=..)` adds to those of each frame, and `mixer`
+    mixes what it gives with what came before, as in ResnetOverFrames.
+    """
+
+    place: Callable[..., torch.Tensor]
+    mixer: nn.Module
+
+
+@dataclass(frozen=True, eq=False)
 class ImageAttention:
     """x + to_out(attention(to_q(norm(x)), ..)), pixels being tokens: over what `added` makes of the
     context, and then these tokens.
@@ -317,12 +328,13 @@ class BlockCall(NamedTuple):
 
 class TransformerCall(NamedTuple):
     """x (N, C, H, W). `given(i)`: what block i is given beside its tokens; `answer` wraps the
-    result.
+    result. `still`: as of VideoCall.
     """
 
     x: torch.Tensor
     given: Callable[[int], Mapping[str, Any]]
     answer: Callable[[torch.Tensor], Any]
+    still: torch.Tensor | None = None
 
     @property
     def others(self) -> tuple[Any, ...]:

@@ -57,7 +57,8 @@ def test_blocks_over_frames_are_ours(unet: Any, keys: int) -> None:
             ours = models.step(unet, given)
         rows = patch.unet.rows()
         totals = {row.kind: row.total for row in rows}
-        assert (totals["residual block over frames"], totals["transformer block"]) == (8, 8)
+        counted = ("residual block over frames", "transformer", "transformer block")
+        assert [totals[kind] for kind in counted] == [8, 4, 8]
         assert all(row.ours == row.total and not row.partly for row in rows)
     assert models.errors(ours, exact)[1] <= 1.2 * models.errors(theirs, exact)[1]
     assert not torch.equal(ours, theirs)
@@ -65,13 +66,14 @@ def test_blocks_over_frames_are_ours(unet: Any, keys: int) -> None:
     assert not any("forward" in vars(module) for module in unet.modules())
 
 
+def left(patch: Any, kind: str) -> Any:
+    (row,) = (row for row in patch.unet.rows() if row.kind == kind)
+    return row.left
+
+
 def test_a_block_over_frames_alone(unet: Any) -> None:
     """Its result is as near to float64 as the host's; what is not as it was read is left."""
-
-    def left(patch: Any) -> Any:
-        (row,) = (row for row in patch.unet.rows() if row.kind == "transformer block")
-        return row.left
-
+    kind = "transformer block"
     block = unet.down_blocks[0].attentions[0].temporal_transformer_blocks[0]
     x = models.draw(2 * FRAMES, 35, 32).to(BF16)
     context = models.draw(70, 3, models.KEYS_DIM, seed=2).to(BF16)
@@ -86,23 +88,19 @@ def test_a_block_over_frames_alone(unet: Any) -> None:
                 block(x, 4, context)
             block.set_chunk_feed_forward(1)
             block(x, FRAMES, context)
-            assert left(patch) == {"block._chunk_size is 1": 1}
+            assert left(patch, kind) == {"block._chunk_size is 1": 1}
             block.set_chunk_feed_forward(None)
             hook = block.ff_in.net[2].register_forward_hook(lambda *_: None)
             block(x, FRAMES, context)
-            assert left(patch) == {"ff_in.net.2 has forward hooks": 1}
+            assert left(patch, kind) == {"ff_in.net.2 has forward hooks": 1}
             hook.remove()
-            assert torch.equal(block(x, FRAMES, context), ours) and not left(patch)
+            assert torch.equal(block(x, FRAMES, context), ours) and not left(patch, kind)
         assert torch.equal(block(x, FRAMES, context), theirs)
 
 
 def test_a_residual_block_over_frames_alone(unet: Any) -> None:
     """Its result is as near to float64 as the host's, also where a frame stands still."""
-
-    def left(patch: Any) -> Any:
-        (row,) = (row for row in patch.unet.rows() if row.kind == "residual block over frames")
-        return row.left
-
+    kind = "residual block over frames"
     block = unet.up_blocks[1].resnets[0]
     weight = block.temporal_res_block.conv1.weight
     x = models.draw(2 * FRAMES, 96, 5, 7).to(BF16)
@@ -115,7 +113,9 @@ def test_a_residual_block_over_frames_alone(unet: Any) -> None:
             ours = block(x, emb, still)
             assert torch.equal(x, before) and not torch.equal(ours, theirs)
             assert models.errors(ours, exact)[0] <= 2 * models.errors(theirs, exact)[0]
-            assert torch.equal(ours[4], block.spatial_res_block(x, emb)[4]) and not left(patch)
+            assert torch.equal(ours[4], block.spatial_res_block(x, emb)[4]) and not left(
+                patch, kind
+            )
             mix = block.time_mixer.mix_factor.clone()
             block.time_mixer.mix_factor.add_(2)
             assert models.errors(block(x, emb, still), theirs)[0] > 0.05
@@ -128,8 +128,41 @@ def test_a_residual_block_over_frames_alone(unet: Any) -> None:
             assert models.errors(alone, exact[:1])[0] > 0.05
             block.temporal_res_block.conv2.register_forward_hook(lambda *_: None)
             block(x, emb, still)
-            assert left(patch) == {"temporal_res_block.conv2 has forward hooks": 1}
+            assert left(patch, kind) == {"temporal_res_block.conv2 has forward hooks": 1}
         assert weight.is_contiguous() and torch.equal(block(x, emb, still), theirs)
+
+
+def test_a_transformer_over_frames_alone(unet: Any) -> None:
+    """As a residual block; blocks and modules within are called, whoever has their forwards."""
+    transformer, seen = unet.up_blocks[1].attentions[0], []
+    x = models.draw(2 * FRAMES, 32, 5, 7).to(BF16)
+    context, still = models.draw(6, 2, models.KEYS_DIM, seed=2).to(BF16), torch.zeros(2, FRAMES)
+    still[1, 1] = 1
+    exact = copy.deepcopy(transformer).double()(x.double(), context.double(), still).sample
+    with torch.no_grad():
+        (theirs,), before = transformer(x, context, still, return_dict=False), x.clone()
+        with host.patched(SimpleNamespace(unet=unet), unet=True) as patch:
+            ours = transformer(x, context, still).sample
+            assert torch.equal(x, before) and not torch.equal(ours, theirs)
+            assert models.errors(ours, exact)[0] <= 2 * models.errors(theirs, exact)[0]
+            over = transformer.temporal_transformer_blocks[0]
+            hooks = [
+                module.register_forward_hook(lambda *_: seen.append(1))
+                for module in (over, transformer.time_pos_embed)
+            ]
+            assert torch.equal(transformer(x, context, still).sample, ours) and seen == [1, 1]
+            for hook in hooks:
+                hook.remove()
+            over.forward = lambda h, **_: torch.zeros_like(h)
+            (replaced,) = transformer(x, context, still, return_dict=False)
+            assert models.errors(replaced, exact)[0] > 0.05 and not left(patch, "transformer")
+            del over.forward
+            transformer.time_mixer.switch_spatial_to_temporal_mix = True
+            transformer(x, context, still)
+            why = "time_mixer.switch_spatial_to_temporal_mix is True"
+            assert left(patch, "transformer") == {why: 1}
+            transformer.time_mixer.switch_spatial_to_temporal_mix = False
+        assert torch.equal(transformer(x, context, still).sample, theirs)
 
 
 def test_a_recorded_step_of_a_video(unet: Any, monkeypatch: pytest.MonkeyPatch) -> None:

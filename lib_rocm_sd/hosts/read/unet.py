@@ -135,12 +135,22 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
         yield (family, name), Kind(title, partial(_read, family, read), bind, run)
     for family, name, read, bind in crossing:
         yield (family, name), Kind(TITLES[2], partial(_read, family, read), bind, program.crossed)
-    reading = partial(_read, "diffusers", video.OverFrames().block)
-    over = Kind(TITLES[2], reading, video.block_call, blocks.block)
-    yield ("diffusers", video.OverFrames.classes[2]), over
-    reading = partial(_read, "diffusers", video.resnet)
-    over = Kind(TITLES[6], reading, video.resnet_call, blocks.resnet_over_frames)
-    yield ("diffusers", video.RESNET), over
+    over: list[tuple[str, int, Callable[..., Any], Callable[..., Any], Run]] = [
+        (video.RESNET, 6, video.resnet, video.resnet_call, blocks.resnet_over_frames),
+        (
+            video.TRANSFORMER,
+            1,
+            video.transformer,
+            video.transformer_call,
+            blocks.transformer_over_frames,
+        ),
+        (video.BLOCK, 2, video.OverFrames().block, video.block_call, blocks.block),
+    ]
+    for name, number, read, bind, run in over:
+        yield (
+            ("diffusers", name),
+            Kind(TITLES[number], partial(_read, "diffusers", read), bind, run),
+        )
     reading = partial(_read, "diffusers", zimage.sandwich)
     yield ("diffusers", zimage.CLASS), Kind(TITLES[-1], reading, zimage.call, program.sandwich)
 
@@ -192,9 +202,9 @@ def _within(module: nn.Module, taken: set[nn.Module]) -> Iterator[tuple[nn.Modul
     of_transformer = transformer_kind(module)
     if of_transformer is not None:
         yield module, of_transformer
-        inner = getattr(module, "spatial_res_block", None)
-        if inner is not None:
-            yield from _within(inner, taken)
+        for key, child in module.named_children():
+            if key in video.WITHIN:
+                yield from _within(child, taken)
         return
     if unet_diffusers.is_image_attention(module):
         yield module, _IMAGE_ATTENTION

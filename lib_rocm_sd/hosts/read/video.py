@@ -4,15 +4,28 @@ asks for. Read in diffusers 0.42.1, models/resnet.py and models/attention.py.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any, ClassVar
+
+import torch
 
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import Ldm, Options
-from lib_rocm_sd.unet.parts import Block, BlockCall, ResnetOverFrames, VideoCall
+from lib_rocm_sd.unet.parts import (
+    Block,
+    BlockCall,
+    ResnetOverFrames,
+    TransformerCall,
+    TransformerOverFrames,
+    VideoCall,
+)
 
-RESNET = "SpatioTemporalResBlock"
+RESNET, TRANSFORMER = "SpatioTemporalResBlock", "TransformerSpatioTemporalModel"
+BLOCK = "TemporalBasicTransformerBlock"
+WITHIN = ("spatial_res_block", "transformer_blocks", "temporal_transformer_blocks")
+"""Where these have blocks that they call."""
 _LAYERS = ("norm1", "conv1", "time_emb_proj", "norm2", "dropout", "conv2", "nonlinearity")
 
 
@@ -32,11 +45,7 @@ def resnet(found: Findings, module: Any) -> ResnetOverFrames | None:
     inner, name = module.temporal_res_block, "temporal_res_block"
     if not found.block(inner, name, ("TemporalResnetBlock",), _LAYERS):
         return None
-    mixer = module.time_mixer
-    found.block(mixer, "time_mixer", ("AlphaBlender",), (), own=("mix_factor",))
-    blends = {"merge_strategy": "learned_with_images", "switch_spatial_to_temporal_mix": False}
-    found.settings(mixer, "time_mixer", blends)
-    found.function(type(mixer), "get_alpha", "time_mixer")
+    _look_at_mixer(found, module.time_mixer)
     found.silu(inner, "nonlinearity", name)
     found.no_dropout(inner, "dropout", name)
     norm1, norm2 = (found.group_norm(inner, key, name) for key in ("norm1", "norm2"))
@@ -45,7 +54,63 @@ def resnet(found: Findings, module: Any) -> ResnetOverFrames | None:
     if norm1 is None or norm2 is None or conv1 is None or conv2 is None or embed is None:
         return None
     spatial = module.spatial_res_block
-    return ResnetOverFrames((spatial,), norm1, conv1, embed, norm2, conv2, mixer)
+    return ResnetOverFrames((spatial,), norm1, conv1, embed, norm2, conv2, module.time_mixer)
+
+
+def _look_at_mixer(found: Findings, mixer: Any) -> None:
+    """Notes what does not mix by a learned share, and not in frames that stand still."""
+    found.block(mixer, "time_mixer", ("AlphaBlender",), (), own=("mix_factor",))
+    blends = {"merge_strategy": "learned_with_images", "switch_spatial_to_temporal_mix": False}
+    found.settings(mixer, "time_mixer", blends)
+    found.function(type(mixer), "get_alpha", "time_mixer")
+
+
+def transformer_call(
+    module: Any,
+    hidden_states: Any,
+    encoder_hidden_states: Any = None,
+    image_only_indicator: Any = None,
+    return_dict: bool = True,
+) -> TransformerCall | None:
+    """The blocks over frames are given the context of the first frame, for each token."""
+    x, context, still = hidden_states, encoder_hidden_states, image_only_indicator
+    if still.ndim != 2 or not still.numel() == len(x) == len(context) or context.ndim != 3:
+        return None
+    frames, tokens = still.shape[1], x.shape[2:].numel()
+
+    def given(index: int) -> dict[str, Any]:
+        if index < len(module.transformer_blocks):
+            return {"encoder_hidden_states": context}
+        first = context[::frames, None].expand(-1, tokens, -1, -1)
+        return {"num_frames": frames, "encoder_hidden_states": first.flatten(0, 1)}
+
+    def answer(y: torch.Tensor) -> Any:
+        if not return_dict:
+            return (y,)
+        home = vars(sys.modules[type(module).__module__])
+        return home["TransformerTemporalModelOutput"](sample=y)
+
+    return TransformerCall(x, given, answer, still)
+
+
+def transformer(found: Findings, module: Any) -> TransformerOverFrames | None:
+    """Where frames are is what its modules for that give, which are called."""
+    own = ("norm", "proj_in", "proj_out", "time_pos_embed", "time_proj", "time_mixer")
+    if not found.block(module, "transformer", (TRANSFORMER,), (*own, *WITHIN), root=True):
+        return None
+    _look_at_mixer(found, module.time_mixer)
+    norm = found.group_norm(module, "norm")
+    proj_in, proj_out = found.linear(module, "proj_in"), found.linear(module, "proj_out")
+    blocks, over = (found.listed(module, key) for key in WITHIN[1:])
+    if norm is None or proj_in is None or proj_out is None or len(blocks) != len(over):
+        return None
+
+    def place(frames: torch.Tensor, dtype: torch.dtype) -> Any:
+        return module.time_pos_embed(module.time_proj(frames).to(dtype))
+
+    return TransformerOverFrames(
+        norm, proj_in, (*blocks, *over), proj_out, place, module.time_mixer
+    )
 
 
 def block_call(
@@ -64,7 +129,7 @@ def block_call(
 class OverFrames(Diffusers):
     """Stable Video Diffusion's transformer blocks that attend over frames."""
 
-    classes: ClassVar[tuple[str, ...]] = ("", "", "TemporalBasicTransformerBlock")
+    classes: ClassVar[tuple[str, ...]] = ("", "", BLOCK)
     block_settings: ClassVar[Options] = {"is_res": True, "_chunk_size": None}
     block_children: ClassVar[tuple[str, ...]] = (*Ldm.block_children, "norm_in", "ff_in")
 
