@@ -14,6 +14,11 @@
 // MODULATED: gamma and beta are of the image i = r / tokens that a row is of, 1 + scale[i, c] and shift[i, c], as in the blocks of
 // diffusion transformers (adaptive LayerNorm: Peebles and Xie, "Scalable Diffusion Models with Transformers", 2022, section 3.2).
 //
+// RMS: RMSNorm, which has no mean and no beta (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019):
+//
+//   kRms      out[r, c] = x[r, c] / sqrt(max(square_mean[r], eps)) gamma[c]
+//   kRmsSilu  SiLU of that
+//
 //   x, added           (rows, C)  fp16 or bf16, any row stride, any alignment
 //   out, sum           (rows, C)  like x, contiguous
 //   gamma, beta        (C)        fp16, bf16 or float32, both alike, or none
@@ -31,11 +36,16 @@
 // formula of Chan, Golub and LeVeque (1979).
 #include "common/tile.h"
 
-// BF16_HALVES, ADDED, AFFINE, HELD, THREADS come as definitions (lib_rocm_sd/ops/layer_norm/kernel.py).
+// BF16_HALVES, ADDED, AFFINE, HELD, THREADS come as definitions, others with MODULATED or RMS (lib_rocm_sd/ops/layer_norm/kernel.py).
 enum AffineKind { kAffineNone, kAffineF16, kAffineBF16, kAffineF32 };
 #ifndef MODULATED
 #define MODULATED 0
 #endif
+#ifndef RMS
+#define RMS 0
+#endif
+enum RmsKind { kNoRms, kRms, kRmsSilu };
+static_assert(RMS == kNoRms || HELD > 0, "no row of an RMSNorm is read twice");
 enum AddedKind { kNothing, kTensor, kRows, kKeptRows, kGated };
 constexpr bool kBiased = ADDED == kRows || ADDED == kKeptRows, kSummed = ADDED == kTensor || ADDED == kGated;
 constexpr bool kAffineLate = kBiased || ADDED == kGated;  // in the registers of what was added
@@ -131,6 +141,10 @@ template <> struct AffineOf<kAffineF32> { using Type = AffineFloats; };
 using Affine = typename AffineOf<AFFINE>::Type;
 
 DEVICE float transformed(float difference, float scale, float gamma, float beta) {
+    if constexpr (RMS != kNoRms) {
+        const float normed = difference * scale * gamma;
+        return RMS == kRmsSilu ? normed * reciprocal(1.0f + exp2_fast(-1.44269504088896341f * normed)) : normed;
+    }
     return AFFINE == kAffineNone ? difference * scale : fma_f32(difference * scale, MODULATED ? 1.0f + gamma : gamma, beta);
 }
 
@@ -250,12 +264,12 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
 #pragma unroll
         for (int i = 0; i < HELD; ++i) {
             gamma[i] = Affine::template load<kAligned>(OF_ROW(gamma), channel(i));
-            beta[i] = Affine::template load<kAligned>(OF_ROW(beta), channel(i));
+            if constexpr (RMS == kNoRms) beta[i] = Affine::template load<kAligned>(OF_ROW(beta), channel(i));
         }
     };
     if constexpr (!kAffineLate) ask_for_affine();
     one_by_one();  // all that is read is asked for before anything waits for a part of it
-    const float first = first_of(p, first_x, first_added, OF_ROW(more));
+    const float first = RMS ? 0.0f : first_of(p, first_x, first_added, OF_ROW(more));
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
@@ -278,7 +292,7 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         sum += vector(i) < vectors ? eight : 0.0f;
     }
     if constexpr (kAffineLate) ask_for_affine();
-    const float mean = over_team(p, sum, lds) * p.share;
+    const float mean = RMS ? 0.0f : over_team(p, sum, lds) * p.share;
     const auto difference = [&](int i, int j) { return half_of<Half>(values[i], j) - first - mean; };
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
@@ -287,12 +301,14 @@ template <bool kAligned> DEVICE void make_row(const LayerNormParams& p, float* l
         for (int j = 0; j < 8; ++j) eight = fma_f32(difference(i, j), difference(i, j), eight);
         squares += vector(i) < vectors ? eight : 0.0f;
     }
-    const float scale = reciprocal_sqrt(fma_f32(over_team(p, squares, lds + kWaves), p.share, p.eps));
+    squares = over_team(p, squares, lds + kWaves);
+    const float least = squares * p.share < p.eps ? p.eps : squares * p.share;  // NaN stays
+    const float scale = reciprocal_sqrt(RMS ? least : fma_f32(squares, p.share, p.eps));
 #pragma unroll
     for (int i = 0; i < HELD; ++i)
         if (place.active && vector(i) < vectors)
             store_eight<kAligned>(p.out + place.out + channel(i), packed([&](int j) {
-                return transformed(difference(i, j), scale, gamma[i].at(j), beta[i].at(j));
+                return transformed(difference(i, j), scale, gamma[i].at(j), RMS ? 0.0f : beta[i].at(j));
             }));
 }
 

@@ -13,7 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lib_rocm_sd import cache, console
-from lib_rocm_sd.shipped import AT_START, SD3_PART, SWINIR_PART, UPSCALER_PART, shipped, work
+from lib_rocm_sd.shipped import (
+    AT_START,
+    QWEN_PART,
+    SD3_PART,
+    SWINIR_PART,
+    UPSCALER_PART,
+    shipped,
+    work,
+)
 from lib_rocm_sd.trials import stamp, verdicts
 from lib_rocm_sd.trials.verdicts import Verdict
 
@@ -49,8 +57,9 @@ def all_classes(arch: Arch) -> list[Subject]:
 
 
 def further_classes(arch: Arch) -> list[Subject]:
-    """What only another level than Auto launches, where Auto prefers another way, SD 3 and
-    upscalers: compiled and tried when that level is chosen, or one is loaded, and by a doctor.
+    """What only another level than Auto launches, where Auto prefers another way, SD 3, upscalers
+    and Qwen-Image's VAE: compiled and tried when that level is chosen, or one is loaded, and by a
+    doctor.
     """
     from lib_rocm_sd.trials.subject import subjects
 
@@ -58,7 +67,7 @@ def further_classes(arch: Arch) -> list[Subject]:
     under_auto = {each.identity for each in subjects(asked, arch)}
     every = subjects(asked, arch, ours=True)
     others = [each for each in every if each.identity not in under_auto]
-    parts = (SD3_PART, UPSCALER_PART, SWINIR_PART)
+    parts = (SD3_PART, UPSCALER_PART, SWINIR_PART, QWEN_PART)
     later = {each.identity: each for part in parts for each in classes(part, arch)}
     ahead = {each.identity for each in all_classes(arch)}
     return [*others, *(each for identity, each in later.items() if identity not in ahead)]

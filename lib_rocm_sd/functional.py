@@ -41,7 +41,8 @@ from lib_rocm_sd.ops.group_norm_backward.inputs import GroupNormBackwardInputs
 from lib_rocm_sd.ops.group_norm_backward.op import GROUP_NORM_BACKWARD
 from lib_rocm_sd.ops.keys import described
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
-from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
+from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM, RMS_NORM
+from lib_rocm_sd.ops.layer_norm.rms import RmsInputs
 from lib_rocm_sd.ops.layer_norm_backward.inputs import LayerNormBackwardInputs
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.linear.inputs import inputs_of as linear_inputs_of
@@ -232,6 +233,18 @@ def layer_norm(
     together.
     """
     return engine.run(LAYER_NORM, LayerNormInputs(x, gamma, beta, eps, added), session)
+
+
+def rms_norm(
+    x: torch.Tensor, gamma: torch.Tensor, eps: float, silu: bool, session: Session = DEFAULT
+) -> torch.Tensor:
+    """x / sqrt(max(mean(x^2), eps)) * gamma over the last dimension of x (..., C), then SiLU if
+    wanted; contiguous.
+
+    gamma (C) in any float dtype. Raises ValueError, with all shapes, where it does not go with x.
+    """
+    made: torch.Tensor = engine.run(RMS_NORM, RmsInputs(x, gamma, eps, silu), session)
+    return made
 
 
 def group_norm_silu_backward(

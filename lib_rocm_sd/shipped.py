@@ -14,8 +14,9 @@ from lib_rocm_sd.ops.registry import FAMILIES
 
 ATTENTION_PART, VAE_PART, UPSCALER_PART = "attention", "vae", "upscaler"
 SD3_PART = f"unet {dit.SD3.name}"
+QWEN_PART = f"{VAE_PART} Qwen-Image"
 SWINIR_PART = f"{UPSCALER_PART} SwinIR"
-PARTS = (VAE_PART, "unet", SD3_PART, UPSCALER_PART, SWINIR_PART)
+PARTS = (VAE_PART, "unet", SD3_PART, UPSCALER_PART, SWINIR_PART, QWEN_PART)
 """What is made of several ops; its kernels are theirs."""
 NAMES = (*FAMILIES, *PARTS)
 UNETS = {
@@ -26,8 +27,8 @@ UNETS = {
 _ALL_UNETS = {"unet": (unet.UNETS, unet.STEPS, unet.OTHER_STEPS), **UNETS}
 AT_START = (ATTENTION_PART, next(iter(UNETS)), VAE_PART, *[*UNETS][1:])
 """What the WebUI's start compiles and tries, what is needed first first. UPSCALER_PART's kernels
-wait for an upscaler, SWINIR_PART's for a SwinIR, SD3_PART's for such a checkpoint: nobody without
-one starts later for them."""
+wait for an upscaler, SWINIR_PART's for a SwinIR, SD3_PART's for such a checkpoint, QWEN_PART's for
+such a VAE: nobody without one starts later for them."""
 
 
 def in_order(model: str) -> tuple[str, ...]:
@@ -44,6 +45,8 @@ def work(part: str, arch: Arch) -> Work:
     """What one of AT_START or PARTS asks on a GPU: ops and problems, each class at least once."""
     if part == VAE_PART:
         return vae.work()
+    if part == QWEN_PART:
+        return vae.qwen_work()
     if part == UPSCALER_PART:
         return upscaler.work()
     if part == SWINIR_PART:
@@ -68,10 +71,10 @@ def shipped(arch: Arch, names: Iterable[str] = NAMES) -> dict[KernelSpec, str]:
 
 
 def part_specs(part: str, arch: Arch) -> list[KernelSpec]:
-    """All kernels of one of PARTS, or of one of UNETS, in fp16: what Auto launches where nothing
-    was measured, and so what a step launches most often first. Where a library's product comes
-    first, it is the passes around it: no start waits for a kernel that is launched only when
-    another level is chosen.
+    """All kernels of one of PARTS, or of one of UNETS, in fp16, of QWEN_PART in bf16: what Auto
+    launches where nothing was measured, and so what a step launches most often first. Where a
+    library's product comes first, it is the passes around it: no start waits for a kernel that is
+    launched only when another level is chosen.
     """
     asked = work(part, arch)
     if part in _ALL_UNETS:  # few queries take another kernel on the development card
@@ -98,6 +101,7 @@ def label(spec: KernelSpec) -> str:
     words += ["statistics"] if values.get("STATISTICS") else []
     words += [["", "scaled", "leaky ReLU", "PReLU", "SiLU", "gate"][values.get("EPILOGUE", 0)]]
     words += ["SiLU"] if values.get("SILU") else []
+    words += [["", "RMS", "RMS, SiLU"][values.get("RMS", 0)]]
     words += ["modulated"] if values.get("MODULATED") else []
     words += [["", "addition", "biases", "biases kept", "gated"][values.get("ADDED", 0)]]
     if "BF16_HALVES" in values:

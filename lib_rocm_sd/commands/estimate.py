@@ -17,7 +17,7 @@ from lib_rocm_sd.catalog import dit
 from lib_rocm_sd.catalog.unet import BATCH, SD15, SDXL, Unet, step
 from lib_rocm_sd.catalog.unet import Layer as UnetLayer
 from lib_rocm_sd.catalog.upscaler import SIDE, compact, rrdb, swinir
-from lib_rocm_sd.catalog.vae import Layer, decoder
+from lib_rocm_sd.catalog.vae import Layer, decoder, qwen_decoder
 from lib_rocm_sd.commands.support import as_table
 from lib_rocm_sd.errors import CompileError
 from lib_rocm_sd.lab.estimate import (
@@ -34,7 +34,7 @@ from lib_rocm_sd.lab.estimate import (
 )
 from lib_rocm_sd.lab.listing import NoListingError
 
-SUBJECTS = ("vae", "unet", "upscaler")
+SUBJECTS = ("vae", "qwen-vae", "unet", "upscaler")
 PICTURES: tuple[tuple[Unet, int], ...] = ((SD15, 512), (SDXL, 1024))
 """UNets, and the side of their pictures."""
 IMAGE = 1024
@@ -57,11 +57,13 @@ UPSCALER_HEADING = (
 
 def main(arches: Sequence[Arch], as_json: bool, subject: str) -> int:
     """0 when all could be estimated, else 1; a row of the manifest without a card is left out."""
-    estimate, heading, assumptions = {
+    subjects: dict[str, tuple[Callable[[Target], Any], str, tuple[str, ...]]] = {
         "vae": (decode_of, HEADING, ASSUMPTIONS),
+        "qwen-vae": (partial(decode_of, by=qwen_decoder), HEADING, ASSUMPTIONS),
         "unet": (steps_of, STEP_HEADING, UNET_ASSUMPTIONS),
         "upscaler": (pictures_of, UPSCALER_HEADING, UPSCALER_ASSUMPTIONS),
-    }[subject]
+    }
+    estimate, heading, assumptions = subjects[subject]
     cards: list[dict[str, Any]] = []
     texts: list[str] = []
     absent: list[str] = []
@@ -91,9 +93,11 @@ def main(arches: Sequence[Arch], as_json: bool, subject: str) -> int:
     return int(failed)
 
 
-def decode_of(target: Target) -> tuple[dict[str, Any], str]:
+def decode_of(
+    target: Target, by: Callable[[int, int], Sequence[Layer]] = decoder
+) -> tuple[dict[str, Any], str]:
     """A decode on one card, as JSON and as text. Raises what `target.work_of` does."""
-    rows = estimates(decoder(IMAGE // 8, IMAGE // 8), target)
+    rows = estimates(by(IMAGE // 8, IMAGE // 8), target)
     ms, gflop = sum(row.ms for row in rows), sum(row.gflop for row in rows)
     serial = sum(max(row.serial_ms, row.memory_ms) for row in rows)
     overlapped = sum(max(row.overlapped_ms, row.memory_ms) for row in rows)

@@ -60,7 +60,7 @@ ASSUMPTIONS = (
     " launches, everything within one.",
     f"The 1x1 convolutions around attention are torch's GEMM at {LIBRARY_SHARE:.0%} of the peak,"
     f" their norms and additions {ATTENTION_PASSES} passes over the image.",
-    "The config that Auto runs, our kernels only, fp16, one image, whole frame; not"
+    "The config that Auto runs, our kernels only, in half precision, one image, whole frame; not"
     " counted: launches' own cost, merging of statistics, weight packing, Python.",
 )
 
@@ -178,7 +178,11 @@ def estimates(layers: Sequence[VaeLayer | Layer], target: Target) -> list[Estima
             continue
         name, p = layer.name, layer.problem
         if isinstance(p, AttentionProblem):
-            rows += [_attention(name, p, target), _projections(name, p, target)]
+            channels = layer.channels or p.head_dim
+            rows += [_attention(name, p, target), _projections(name, p, channels, target)]
+            continue
+        if isinstance(p, LayerNormProblem):
+            rows.append(moving(name, 2 * p.tensor_bytes, target))
             continue
         taps, stored = (4, 16) if p.kind == "upsample" else (9, 9)
         flops = 2 * p.out_values * (taps * p.in_channels + p.through)
@@ -301,9 +305,9 @@ def _attention(name: str, p: AttentionProblem, target: Target) -> Estimate:
     return target.launch(name, title, groups, waves, wave, bound, p.flops, computed, moved_bytes)
 
 
-def _projections(name: str, p: AttentionProblem, target: Target) -> Estimate:
-    gflop = 8 * p.seq_q * p.head_dim * p.head_dim * 1e-9
-    memory_ms = target.bytes_ms(ATTENTION_PASSES * 2 * p.seq_q * p.head_dim)
+def _projections(name: str, p: AttentionProblem, channels: int, target: Target) -> Estimate:
+    gflop = 8 * p.seq_q * channels * p.head_dim * 1e-9
+    memory_ms = target.bytes_ms(ATTENTION_PASSES * 2 * p.seq_q * channels)
     ms = gflop / (target.peak_tflops * LIBRARY_SHARE) + memory_ms
     title = f"{name}, around it"
     return Estimate(title, "library", gflop, ms, ms, ms, memory_ms, LIBRARY_SHARE, 1.0)

@@ -51,7 +51,7 @@ def mix(
         part = x[:, first:last].contiguous()
         if norm is None:
             assert ready.rms is not None
-            return ready.rms(part, silu=False)
+            return functional.rms_norm(part, *ready.rms, False, session)
         return functional.group_norm_apply(part, norm, False, session)
 
     for first, last in parts:

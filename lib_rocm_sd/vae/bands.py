@@ -172,7 +172,7 @@ def launch(
     step = ready.step
     return conv(
         step.kind,
-        x if ready.rms is None else ready.rms(x, silu=True),
+        x if ready.rms is None else functional.rms_norm(x, *ready.rms, True, run.session),
         ready.weights,
         norm=None if step.norm is None else run.norms[image - 1],
         shortcut=shortcut,

@@ -16,7 +16,8 @@ from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.kernel import statistics_bytes
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
-from lib_rocm_sd.vae import attention, pixel_norm
+from lib_rocm_sd.ops.layer_norm.rms import TorchRms
+from lib_rocm_sd.vae import attention
 from lib_rocm_sd.vae.steps import AttentionStep, Rows
 from lib_rocm_sd.vae.trace import (
     Action,
@@ -27,6 +28,7 @@ from lib_rocm_sd.vae.trace import (
     normed,
     parts,
     peak_bytes,
+    rms_problem,
     whole_problem,
 )
 
@@ -237,9 +239,8 @@ class Forecast:
             )
         normalised, source = 0, action.source
         if step.rms is not None and source is not None:
-            row_bytes = chain.image_bytes(image - 1, (0, 1))
-            rows = source[1] - source[0]
-            normalised = pixel_norm.workspace_bytes(rows, row_bytes, chain.itemsize)
+            norm = rms_problem(chain, image, source[1] - source[0])
+            normalised = norm.tensor_bytes + TorchRms().workspace(norm)
         statistics = sweeping in (None, image) and normed(chain, image)
         way = self.way(image)
         if way.fused and not statistics:

@@ -23,11 +23,21 @@ from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, ConvProblem
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
 from lib_rocm_sd.ops.group_norm.op import APPLY, FINALIZE, STATISTICS
 from lib_rocm_sd.ops.group_norm.problem import ApplyProblem, FinalizeProblem, ImageProblem
+from lib_rocm_sd.ops.layer_norm.op import RMS_NORM
 from lib_rocm_sd.vae import attention
 from lib_rocm_sd.vae.forecast import ConvWay
 from lib_rocm_sd.vae.plan import BandPlan, Leg
 from lib_rocm_sd.vae.steps import AttentionStep, Recipe, Rows
-from lib_rocm_sd.vae.trace import Action, Chain, bands, chain, conv_problem, normed, parts
+from lib_rocm_sd.vae.trace import (
+    Action,
+    Chain,
+    bands,
+    chain,
+    conv_problem,
+    normed,
+    parts,
+    rms_problem,
+)
 
 Told = Callable[[int, int], None]
 """Called with what is done and how much there is; may raise to end it."""
@@ -164,6 +174,9 @@ def _asked(
     else:
         made_of = [conv_problem(chain, part, needs_norm) for part in parts(chain, action)]
         work = [(CONVS[problem.kind], problem) for problem in made_of]
+        if step.rms is not None:
+            rows = action.source[1] - action.source[0]
+            work.append((RMS_NORM, rms_problem(chain, image, rows)))
     if needs_norm:
         work.append((FINALIZE, _finalize(chain, image)))
     if needs_norm and whole:
@@ -188,7 +201,9 @@ def _of_attention(chain: Chain, action: Action) -> Iterator[tuple[Op[Any, Any], 
     heights = {last - first for first, last in bands(size.height, rows)}
     pixels, per_head = size.height * width, step.head_dim
     for height in sorted(heights, reverse=True):
-        if step.norm is not None:
+        if step.norm is None:
+            yield RMS_NORM, rms_problem(chain, action.image, height)
+        else:
             yield APPLY, ApplyProblem(batch, size.channels, height, width, dtype)
         queries = height * width
         yield ATTENTION, AttentionProblem(batch, step.heads, queries, pixels, per_head, dtype)

@@ -12,6 +12,7 @@ import torch
 
 from lib_rocm_sd.ops.conv.problem import STATISTICS_ROWS, ConvProblem, out_size
 from lib_rocm_sd.ops.dtypes import DTYPE_NAMES
+from lib_rocm_sd.ops.layer_norm.rms import RmsProblem
 from lib_rocm_sd.vae.steps import (
     AttentionStep,
     ConvStep,
@@ -263,6 +264,14 @@ def conv_problem(chain: Chain, action: Action, statistics: bool) -> ConvProblem:
         statistics,
     )
     return replace(problem, in_place=True) if action.in_place else problem
+
+
+def rms_problem(chain: Chain, image: int, rows: int) -> RmsProblem:
+    """What the RMSNorm of so many rows that are read for an image asks of the engine."""
+    step, size = chain.steps[image - 1], chain.sizes[image - 1]
+    shape = (chain.batch, rows, size.width, size.channels)
+    affine = DTYPE_NAMES[step.rms.gamma.dtype]
+    return RmsProblem(shape, DTYPE_NAMES[chain.dtype], False, affine, isinstance(step, ConvStep))
 
 
 def whole_problem(chain: Chain, image: int, in_place: bool | None = None) -> ConvProblem:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from lib_rocm_sd.engine.memory import version_of
 from lib_rocm_sd.ops.conv.inputs import NextNorm
 from lib_rocm_sd.ops.conv.weights import ConvWeights
-from lib_rocm_sd.vae.pixel_norm import PixelNorm
 from lib_rocm_sd.vae.steps import AttentionStep, ConvStep, Recipe, Step
+
+
+class ReadyRms(NamedTuple):
+    """An RMSNorm's gamma (C), and the least mean of a pixel's squares."""
+
+    gamma: torch.Tensor
+    eps: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +37,7 @@ class ReadyConv:
     step: ConvStep
     weights: ConvWeights
     next_norm: NextNorm | None
-    rms: PixelNorm | None = None
+    rms: ReadyRms | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +50,7 @@ class ReadyAttention:
     v: tuple[torch.Tensor, torch.Tensor | None]
     out: tuple[torch.Tensor, torch.Tensor | None]
     next_norm: NextNorm | None
-    rms: PixelNorm | None = None
+    rms: ReadyRms | None = None
 
 
 Ready = ReadyConv | ReadyAttention
@@ -78,7 +84,7 @@ def _prepare(steps: Sequence[Step], index: int, factors: Sequence[float]) -> Rea
         wide = torch.promote_types(following.weight.dtype, torch.float32)
         gamma, beta = (tensor.detach().to(wide) for tensor in (following.weight, following.bias))
         next_norm = NextNorm(gamma, beta, following.num_groups, following.eps * scale * scale)
-    rms = None if step.rms is None else _pixel_norm(step.rms, factors[index])
+    rms = None if step.rms is None else _rms(step.rms, factors[index])
     if isinstance(step, AttentionStep):
         q, k, v = (_matrix(layer, 1.0, 1.0) for layer in (step.q, step.k, step.v))
         if step.q is step.k:
@@ -108,11 +114,12 @@ def _with_zeros(
     return F.pad(weight, (0, 0, 0, more)), None if bias is None else F.pad(bias, (0, more))
 
 
-def _pixel_norm(module: Any, scale: float) -> PixelNorm:
-    """That of images multiplied by `scale`; 1e-12 is torch.nn.functional.normalize's."""
+def _rms(module: Any, scale: float) -> ReadyRms:
+    """That of images multiplied by `scale`. The module divides by a length, of 1e-12 at least as in
+    torch.nn.functional.normalize, and multiplies by sqrt(C).
+    """
     gamma = module.gamma.detach().flatten()
-    wide = gamma.to(torch.promote_types(gamma.dtype, torch.float32))
-    return PixelNorm(wide * gamma.numel() ** 0.5, 1e-12 * scale)
+    return ReadyRms(gamma, (1e-12 * scale) ** 2 / gamma.numel())
 
 
 def _matrix(

@@ -9,7 +9,7 @@ import pytest
 
 from lib_rocm_sd import __main__
 from lib_rocm_sd.arch import amd_table
-from lib_rocm_sd.catalog.vae import Layer, decoder
+from lib_rocm_sd.catalog.vae import Layer, decoder, qwen_decoder
 from lib_rocm_sd.commands import estimate
 from lib_rocm_sd.lab.cycles import rates_of
 from lib_rocm_sd.lab.estimate import Target, estimates
@@ -18,6 +18,7 @@ from lib_rocm_sd.lab.loops import KernelWork, analysed
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.problem import ConvProblem
+from lib_rocm_sd.ops.layer_norm.rms import RmsProblem
 
 CARDS = {gfx: arch.card for gfx, arch in amd_table().items() if arch.card}
 ARCHES = amd_table()
@@ -76,7 +77,8 @@ def test_the_launches_are_those_of_the_recipe(size: tuple[int, int]) -> None:
             projections = 8 * launch.seq_q * launch.head_dim**2
             assert launch.flops + projections == step.flops(*size)
             continue
-        assert isinstance(step, ConvStep) and launch.kind == step.kind
+        assert isinstance(step, ConvStep) and isinstance(launch, ConvProblem)
+        assert launch.kind == step.kind
         assert (launch.height, launch.width) == (before.height, before.width)
         assert launch.out_size == (after.height, after.width)
         assert (launch.in_channels, launch.out_channels) == (before.channels, step.out_channels)
@@ -179,6 +181,18 @@ def test_the_command_says_that_it_estimates(
     (card,) = found["cards"]
     assert card["estimated_ms"] == pytest.approx(sum_of(card), abs=0.01)
     assert card["estimated_overlapped_ms"] < card["estimated_ms"] == card["estimated_serial_ms"]
+
+
+def test_a_decode_over_time_has_its_norms_and_the_products_that_384_channels_need() -> None:
+    target = _target("gfx1201", _work("gfx1201", 16, 64))
+    (attention,) = (each for each in qwen_decoder(128, 128) if each.channels)
+    norm = next(each for each in qwen_decoder(128, 128) if isinstance(each.problem, RmsProblem))
+    _, around, normed = estimates([attention, norm], target)
+    assert around.gflop == pytest.approx(2 * 4 * 128**2 * 384 * 512 * 1e-9)
+    assert normed.ms == pytest.approx(target.bytes_ms(2 * 2 * 128**2 * 384))
+    document, text = estimate.decode_of(target, by=qwen_decoder)
+    assert len(document["launches"]) == len(qwen_decoder(128, 128)) + 1
+    assert "conv_out, norm" in text
 
 
 def test_an_upscaled_picture_is_the_sum_of_its_layers(

@@ -20,7 +20,7 @@ from tests.torch_ops.operators import CONV, call_of, small_cases, tensors
 CASES = [pytest.param(op, problem, id=f"{op.name}: {problem}") for op, problem in small_cases()]
 STEPS = {
     *("group norm statistics", "group norm finalize", "group norm apply"),
-    *("layer norm biased", "layer norm modulated", "rms norm of heads"),
+    *("layer norm biased", "layer norm modulated", "rms norm of heads", "rms norm"),
 }
 needs_opcheck = pytest.mark.skipif(
     not hasattr(torch.library, "opcheck"), reason="this torch has no opcheck (before 2.4)"

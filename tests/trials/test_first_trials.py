@@ -162,7 +162,7 @@ def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
     assert not specs & set(shipped(row, AT_START))
     of_sd3 = {"layer norm modulated", "rms norm of heads"}
     others = {each.op.name for each in further if each.op not in CONVS.values()}
-    assert others == {"linear", *of_sd3, "attention", "layer norm"}, "the last two for SwinIR"
+    assert others == {"linear", *of_sd3, "attention", "layer norm", "rms norm"}
     norms = [each for each in first_trials.classes(SD3_PART, row) if each.op.name in of_sd3]
     assert {each.identity for each in norms} < {each.identity for each in further}
     ahead = {each.identity for each in first_trials.all_classes(row)}

@@ -15,7 +15,8 @@ from torch import nn
 from lib_rocm_sd import report
 from lib_rocm_sd.hosts.diffusers.vae import patched_vae
 from lib_rocm_sd.hosts.read.vae import read
-from lib_rocm_sd.vae import pixel_norm, plan
+from lib_rocm_sd.ops.layer_norm import rms
+from lib_rocm_sd.vae import plan
 from lib_rocm_sd.vae.plan import BandPlanner
 from lib_rocm_sd.vae.program import SCALES, Program
 from lib_rocm_sd.vae.trace import chain
@@ -81,7 +82,7 @@ def test_what_overflows_half_is_made_with_smaller_values() -> None:
 
 def test_bands_have_the_whole_pictures_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MIN_ROWS", 8)
-    monkeypatch.setattr(pixel_norm, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(rms, "CHUNK_BYTES", 4096)
     decoder = vae().decoder.double()
     x = picture("decoder", 23, 7)[:1].double()
     planner = BandPlanner(chain(read(decoder), 1, 23, 7, x.dtype), torchs)

@@ -18,6 +18,8 @@ AFFINE_KINDS = ("none", "float16", "bfloat16", "float32")
 """Kinds of gamma and beta, in the order of AffineKind in layer_norm.hip."""
 ADDED_KINDS = ("nothing", "tensor", "rows", "kept rows", "gated")
 """What is added first, in the order of AddedKind in layer_norm.hip; the last if modulated."""
+RMS_KINDS = ("no", "RMSNorm", "RMSNorm and SiLU")
+"""Norms without a mean, in the order of RmsKind in layer_norm.hip."""
 VECTOR = 8
 """Values that are read at once."""
 HELD = (4, 5, 6)
@@ -100,6 +102,7 @@ def spec(
     held: int,
     config: LayerNormConfig,
     modulated: bool = False,
+    rms: int = 0,
 ) -> KernelSpec:
     """The kernel. `added`: of ADDED_KINDS; `affine`: of AFFINE_KINDS; `held`: of HELD, or 0."""
     defines = {
@@ -109,6 +112,7 @@ def spec(
         "HELD": held,
         "THREADS": config.threads,
         **({"MODULATED": 1} if modulated else {}),
+        **({"RMS": rms} if rms else {}),
     }
     return KernelSpec(SOURCE, "layer_norm", tuple(defines.items()))
 

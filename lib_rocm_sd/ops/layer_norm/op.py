@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lib_rocm_sd.ops.base import Op, norm_tolerance
 from lib_rocm_sd.ops.keys import key_of
-from lib_rocm_sd.ops.layer_norm import biased, formula, heads, modulated
+from lib_rocm_sd.ops.layer_norm import biased, formula, heads, modulated, rms
 from lib_rocm_sd.ops.layer_norm import inputs as layer_norm_inputs
 from lib_rocm_sd.ops.layer_norm import problem as problems
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
@@ -13,6 +13,7 @@ from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs, trial_inputs
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs, ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.ours import KernelLayerNorm
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.rms import RmsInputs, RmsProblem
 from lib_rocm_sd.ops.layer_norm.torch import TorchLayerNorm
 
 LAYER_NORM: Op[LayerNormProblem, LayerNormInputs] = Op(
@@ -85,4 +86,21 @@ RMS_NORM_HEADS: Op[HeadsProblem, HeadsInputs] = Op(
     usual=heads.USUAL,
     measured_as=heads.measured_as,
 )
-OPS = (LAYER_NORM, LAYER_NORM_BIASED, LAYER_NORM_MODULATED, RMS_NORM_HEADS)
+RMS_NORM: Op[RmsProblem, RmsInputs] = Op(
+    name="rms norm",
+    family="layer_norm",
+    title="RMSNorm",
+    variants=(rms.KernelRms(), rms.TorchRms()),
+    problem_of=rms.problem_of,
+    key_of=key_of,
+    reference=rms.reference,
+    make_inputs=rms.make_inputs,
+    tolerance=norm_tolerance,
+    output_shape=lambda p: p.shape,
+    test_problems=problems.test_problems,
+    cases=(*(problem for _, problem in rms.USUAL), *rms.ODD),
+    usual=rms.USUAL,
+    measured_as=problems.measured_as,
+    trial_inputs=rms.trial_inputs,
+)
+OPS = (LAYER_NORM, LAYER_NORM_BIASED, LAYER_NORM_MODULATED, RMS_NORM_HEADS, RMS_NORM)

@@ -27,7 +27,7 @@ def spec_of(problem: LayerNormProblem, config: LayerNormConfig) -> KernelSpec:
     """The kernel that makes it."""
     p = problem
     held = kernel.tiling(p.channels, config).held
-    return kernel.spec(p.dtype, p.first, p.affine, held, config, p.modulated)
+    return kernel.spec(p.dtype, p.first, p.affine, held, config, p.modulated, p.rms)
 
 
 def readable(problem: LayerNormProblem, inputs: LayerNormInputs) -> LayerNormInputs:

@@ -32,6 +32,11 @@ class LayerNormProblem:
         return "tensor" if self.added else "nothing"
 
     @property
+    def rms(self) -> int:
+        """Which of kernel.RMS_KINDS it is."""
+        return 0
+
+    @property
     def channels(self) -> int:
         """Values of a row."""
         return self.shape[-1]

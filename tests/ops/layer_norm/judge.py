@@ -10,15 +10,16 @@ import torch
 from lib_rocm_sd.ops.base import Op
 from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
 from lib_rocm_sd.ops.layer_norm.heads import HeadsInputs
-from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs, ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.op import (
     LAYER_NORM,
     LAYER_NORM_BIASED,
     LAYER_NORM_MODULATED,
+    RMS_NORM,
     RMS_NORM_HEADS,
 )
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.rms import RmsInputs, RmsProblem
 from tests.ops.attention.judge import Errors
 from tests.ops.running import compute
 
@@ -27,6 +28,8 @@ CPU = torch.device("cpu")
 
 def op_of(given: Any) -> Op[Any, Any]:
     """Of a problem or of inputs."""
+    if isinstance(given, RmsProblem | RmsInputs):
+        return RMS_NORM
     if isinstance(given, ModulatedProblem | ModulatedInputs):
         return LAYER_NORM_MODULATED
     biased = isinstance(given, BiasedProblem | BiasedInputs)
@@ -48,7 +51,7 @@ def pair_of(output: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return both[0].cpu(), None if both[1] is None else both[1].cpu()
 
 
-def faults(output: Any, inputs: LayerNormInputs | BiasedInputs | ModulatedInputs) -> list[str]:
+def faults(output: Any, inputs: Any) -> list[str]:
     """What is wrong: a largest error of more than twice that of torch on the CPU, an rms of more
     than 1.2 times, another layout, NaN anywhere; a sum that is not torch's to the bit.
     """

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from lib_rocm_sd.arch import KERNELS_DIR, by_gfx
-from lib_rocm_sd.ops.layer_norm import biased, kernel, modulated
-from lib_rocm_sd.ops.layer_norm.biased import BiasedInputs, BiasedProblem
+from lib_rocm_sd.ops.layer_norm import biased, kernel, modulated, rms
+from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
 from lib_rocm_sd.ops.layer_norm.inputs import LayerNormInputs
-from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs, ModulatedProblem
+from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.ops.layer_norm.problem import ODD, LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.rms import RmsProblem
 from tests import executed
 from tests.ops.layer_norm.judge import (
     apart,
@@ -52,6 +53,12 @@ MODULATED = [
     ModulatedProblem((2, 2, 2051), added=True),
 ]
 """The same, whose images end within a work-group."""
+RMS = [
+    RmsProblem((21, 96), "bfloat16", affine="bfloat16", silu=True),
+    RmsProblem((21, 328), silu=True),
+    RmsProblem((3, 3136), affine="float32"),
+]
+"""Rows that are held, by several work-items and by several waves."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Setting:
     kernels_dir: Path = KERNELS_DIR
     config: kernel.LayerNormConfig | None = None
 
-    def run(self, inputs: LayerNormInputs | BiasedInputs | ModulatedInputs) -> Any:
+    def run(self, inputs: Any) -> Any:
         arch = by_gfx(self.gfx)
         assert arch is not None
         launch = ShimLaunch(arch, self.seed, self.sanitize, self.kernels_dir)
@@ -73,7 +80,7 @@ class Setting:
             op = op_of(inputs)
             return compute(op, op.variants[0], launch, config, inputs)
 
-    def faults(self, inputs: LayerNormInputs | BiasedInputs | ModulatedInputs) -> list[str]:
+    def faults(self, inputs: Any) -> list[str]:
         return faults(self.run(inputs), inputs)
 
 
@@ -85,7 +92,18 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-ALL = [*ODD, SMALL, WIDE, LONG, *biased.ODD, *BIASED, *modulated.ODD, *MODULATED]
+ALL = [
+    *ODD,
+    SMALL,
+    WIDE,
+    LONG,
+    *biased.ODD,
+    *BIASED,
+    *modulated.ODD,
+    *MODULATED,
+    *rms.ODD[1:],
+    *RMS,
+]
 
 
 @pytest.mark.parametrize("problem", ALL, ids=str)
@@ -96,7 +114,7 @@ def test_odd_shapes(gfx: str, problem: LayerNormProblem) -> None:
 
 @pytest.mark.parametrize("gfx", sorted({*UNITS} - {"gfx1100", "gfx942"}))
 def test_the_other_units(gfx: str) -> None:
-    for problem in (SMALL, WIDE, LONG, *BIASED, *MODULATED):
+    for problem in (SMALL, WIDE, LONG, *BIASED, *MODULATED, *RMS):
         assert Setting(gfx, 2).faults(draw(problem)) == []
 
 
@@ -402,6 +420,41 @@ def test_a_mistake_with_images_is_seen(old: str, new: str) -> None:
     """In whole vectors, or in the rest of a row."""
     kernels_dir = simt.planted("layer_norm.hip", old, new)
     inputs = draw(replace(MODULATED[2], shape=(3, 2, 2051)))
+    assert Setting().faults(inputs) == []
+    assert Setting(kernels_dir=kernels_dir).faults(inputs) != []
+
+
+def barely(problem: RmsProblem, least: float = 0.5) -> Any:
+    """Rows of which each other one has squares whose mean is less than `least`."""
+    inputs = draw(problem)
+    inputs.x[::2] *= 1e-3
+    return inputs._replace(eps=least)
+
+
+@pytest.mark.parametrize("problem", RMS, ids=str)
+def test_a_row_of_next_to_nothing_is_divided_by_the_least_length(problem: RmsProblem) -> None:
+    inputs = barely(problem)
+    assert Setting().faults(inputs) == []
+    inputs.x[0] = 0
+    assert not Setting().run(inputs._replace(eps=1e-36))[0].any()
+    inputs.x[0, 5] = math.nan
+    made = Setting().run(inputs)
+    assert made[0].isnan().all() and made[1:].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("squares * p.share < p.eps ? p.eps", "squares * p.share < p.eps ? squares * p.share"),
+        ("RMS ? 0.0f : over_team(p, sum, lds)", "over_team(p, sum, lds)"),
+        ("-1.44269504088896341f * normed", "-1.0f * normed"),
+        ("difference * scale * gamma", "difference * scale"),
+        ("RMS ? least", "RMS ? squares"),
+    ],
+)
+def test_a_mistake_without_a_mean_is_seen(old: str, new: str) -> None:
+    inputs = placed(barely(RMS[1]), "apart")
+    kernels_dir = simt.planted("layer_norm.hip", old, new)
     assert Setting().faults(inputs) == []
     assert Setting(kernels_dir=kernels_dir).faults(inputs) != []
 

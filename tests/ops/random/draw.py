@@ -36,9 +36,11 @@ from lib_rocm_sd.ops.layer_norm.op import (
     LAYER_NORM,
     LAYER_NORM_BIASED,
     LAYER_NORM_MODULATED,
+    RMS_NORM,
     RMS_NORM_HEADS,
 )
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.rms import RmsProblem
 from lib_rocm_sd.ops.layer_norm_backward.op import LAYER_NORM_BACKWARD
 from lib_rocm_sd.ops.layer_norm_backward.problem import LayerNormBackwardProblem
 from lib_rocm_sd.ops.linear.op import LINEAR
@@ -223,6 +225,13 @@ def modulated_norm(rng: Random, sizes: Sizes) -> Chosen:
     return LAYER_NORM_MODULATED, ModulatedProblem(shape, dtype, _is(rng), dtype)
 
 
+def rms_norm(rng: Random, sizes: Sizes) -> Chosen:
+    """Rows that are held."""
+    shape = (_some(rng, sizes.rows), _eights(rng, sizes.channels))
+    problem = RmsProblem(shape, rng.choice(HALVES), False, rng.choice(AFFINE), _is(rng))
+    return RMS_NORM, problem
+
+
 def norm_of_heads(rng: Random, sizes: Sizes) -> Chosen:
     """One stream or two, with any of their weights, turned or not."""
     words, rotary = rng.choice((0, _some(rng, sizes.side))), rng.choice(ROTARIES)
@@ -294,6 +303,7 @@ FAMILIES: dict[str, Callable[[Random, Sizes], Chosen]] = {
         conv_epilogue,
         layer_norm,
         modulated_norm,
+        rms_norm,
         norm_of_heads,
         layer_norm_backward,
         group_norm,

@@ -25,9 +25,10 @@ from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
 from lib_rocm_sd.ops.layer_norm.heads import ROTARIES, HeadsProblem
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.rms import RmsProblem
 from lib_rocm_sd.ops.linear import kernel as linear_kernel
 from lib_rocm_sd.ops.linear.problem import LinearProblem
-from lib_rocm_sd.shipped import SD3_PART, SWINIR_PART, UPSCALER_PART, part_specs
+from lib_rocm_sd.shipped import QWEN_PART, SD3_PART, SWINIR_PART, UPSCALER_PART, part_specs
 from tests.verify.amdgpu import drawn
 from tests.verify.amdgpu.case import Case
 from tests.verify.amdgpu.conv_cases import conv, conv_epilogue, conv_rows, finish
@@ -242,6 +243,13 @@ def layer_norm(gfx: str) -> Iterator[Case]:
         biased = BiasedProblem((3, channels), "float16", affine=affine, keeps=channels != 328)
         yield Case(gfx, "layer norm", biased, layout="misaligned" if channels == 5 else "apart")
     yield from _modulated_norm(gfx)
+    for turn, channels in enumerate((96, 192, 384)):  # Qwen-Image's VAE's
+        norm = RmsProblem((19, channels), "bfloat16", affine="bfloat16", silu=True)
+        for problem in (norm, replace(norm, silu=False)):
+            yield Case(gfx, "layer norm", problem, layout="apart")
+            yield Case(gfx, "layer norm", problem, layout="misaligned")
+        half = RmsProblem((5, 8 * (128 * (4 + turn) - 3)), silu=turn != 1)
+        yield Case(gfx, "layer norm", half)
     # SwinIR's, and what else their kernels serve.
     for shape in ((5, 180), (1, 2051), (5, 6160), (5, 240), (5, 4072)):
         swin = LayerNormProblem(shape, affine="float32")
@@ -378,5 +386,5 @@ def shipped_specs(gfx: str) -> frozenset[KernelSpec]:
     )
     for module in kernels:
         found |= {*module.shipped_specs(arch), *module.searched_specs(arch)}
-    parts = ("unet", SD3_PART, UPSCALER_PART, SWINIR_PART)
+    parts = ("unet", SD3_PART, UPSCALER_PART, SWINIR_PART, QWEN_PART)
     return frozenset(found.union(*(part_specs(part, arch) for part in parts)))

@@ -18,6 +18,7 @@ from lib_rocm_sd.ops.layer_norm.biased import BiasedProblem
 from lib_rocm_sd.ops.layer_norm.heads import ROTARIES, HeadsProblem
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedProblem
 from lib_rocm_sd.ops.layer_norm.problem import LayerNormProblem
+from lib_rocm_sd.ops.layer_norm.rms import RmsProblem
 from lib_rocm_sd.ops.linear.problem import LinearProblem
 from tests.verify import simt
 from tests.verify.amdgpu import gradients
@@ -186,6 +187,7 @@ def _layer_norm(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "layer norm", BiasedProblem((19, 328), keeps=True), layout="apart")
     yield Case(gfx, "layer norm", BiasedProblem((3, 2051), keeps=True), layout="apart")
     yield Case(gfx, "layer norm", ModulatedProblem((3, 2, 328), added=True), layout="apart")
+    yield Case(gfx, "layer norm", RmsProblem((19, 328), silu=True), layout="apart")
 
 
 def _heads(gfx: str) -> Iterator[Case]:
