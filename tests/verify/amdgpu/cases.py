@@ -31,7 +31,7 @@ from lib_rocm_sd.ops.linear.problem import LinearProblem
 from lib_rocm_sd.shipped import QWEN_PART, SD3_PART, SWINIR_PART, UPSCALER_PART, part_specs
 from tests.verify.amdgpu import drawn
 from tests.verify.amdgpu.case import Case
-from tests.verify.amdgpu.conv_cases import conv, conv_epilogue, conv_rows, finish
+from tests.verify.amdgpu.conv_cases import conv, conv_epilogue, conv_over_time, conv_rows, finish
 
 SCALES = (None, -0.3, None, 0.0, None, 3.0, -0.05)
 """Of misaligned attention; None is the default, by head_dim."""
@@ -363,6 +363,7 @@ ALL = {
     "linear": linear,
     "linear gate": linear_gate,
     "conv epilogue": conv_epilogue,
+    "conv over time": conv_over_time,
     "conv rows": conv_rows,
     "rms norm of heads": heads,
 }

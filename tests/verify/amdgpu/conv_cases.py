@@ -8,6 +8,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from lib_rocm_sd.arch import by_gfx
+from lib_rocm_sd.catalog.vae import qwen_work
+from lib_rocm_sd.ops.base import KernelSpec
 from lib_rocm_sd.ops.conv.ours import MatrixConv
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from tests.verify.amdgpu.case import Case
@@ -76,6 +78,25 @@ def _conv_problems(statistics: bool) -> Iterator[ConvProblem]:
             *("3x3", 1, 3, 18, 32, channels, "float16", True, "conv"),
             *(channels + 32, statistics, True),
         )
+
+
+def conv_over_time(gfx: str) -> Iterator[Case]:
+    """Every kernel that Qwen-Image's VAE launches, of images with ragged edges and few channels."""
+    arch, seen = by_gfx(gfx), set[KernelSpec]()
+    assert arch is not None
+    for turn, (_, asked) in enumerate(qwen_work()):
+        if not isinstance(asked, ConvProblem):
+            continue
+        few = min(asked.in_channels, 32)
+        through = few if asked.shortcut == "conv" else asked.shortcut_channels
+        p = replace(asked, height=6, width=18, in_channels=few, shortcut_channels=through)
+        p = replace(p, in_place=asked.in_place and asked.shortcut == "identity")
+        variant = MatrixConv(p.kind)
+        specs = set(variant.specs(arch, p, variant.configs(arch, p)[0]))
+        if not specs <= seen:
+            seen |= specs
+            way = "plain" if p.in_place else ("wide", "band")[turn % 2]
+            yield Case(gfx, "conv", p, layout=way, values="large")
 
 
 def conv_epilogue(gfx: str) -> Iterator[Case]:
