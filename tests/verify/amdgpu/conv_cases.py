@@ -89,13 +89,13 @@ def conv_over_time(gfx: str) -> Iterator[Case]:
             continue
         few = min(asked.in_channels, 32)
         through = few if asked.shortcut == "conv" else asked.shortcut_channels
-        p = replace(asked, height=6, width=18, in_channels=few, shortcut_channels=through)
+        p = replace(asked, height=10, width=18, in_channels=few, shortcut_channels=through)
         p = replace(p, in_place=asked.in_place and asked.shortcut == "identity")
         variant = MatrixConv(p.kind)
         specs = set(variant.specs(arch, p, variant.configs(arch, p)[0]))
         if not specs <= seen:
             seen |= specs
-            way = "plain" if p.in_place else ("wide", "band")[turn % 2]
+            way = ("wide", "band")[turn % 2]
             yield Case(gfx, "conv", p, layout=way, values="large")
 
 
