@@ -75,6 +75,20 @@ def test_plots_and_pictures_can_be_looked_at_and_exported(visit: Open) -> None:
     page.wait_for_value(f"{page.speed('markdown')} textarea", r"\| rocm_sd \|")
 
 
+def test_nothing_fades_while_the_page_asks(visit: Open) -> None:
+    """gradio gives what waits for an answer this class."""
+    page = visit()
+    page.show_tab("Speed test")
+    faded = """selector => {
+        const shown = document.querySelector(selector + " .prose").parentElement;
+        shown.style.transition = "none";
+        shown.classList.add("pending");
+        return getComputedStyle(shown).opacity;
+    }"""
+    for name in ("status", "results"):
+        assert page.page.evaluate(faded, page.speed(name)) == "1"
+
+
 def test_sizes_that_cannot_be_are_refused(visit: Open) -> None:
     page = visit()
     page.show_tab("Speed test")
