@@ -32,11 +32,8 @@ from lib_rocm_sd.unet.parts import (
     KeysValues,
     Resample,
     Resnet,
-    ResnetOverFrames,
     Transformer,
     TransformerCall,
-    TransformerOverFrames,
-    VideoCall,
 )
 from lib_rocm_sd.unet.shared import Embeddings, Prompts, Regions
 from lib_rocm_sd.unet.spot import SpotCheck
@@ -127,46 +124,6 @@ def _resnet(
     return image(compute.conv(calls, "conv2", h, convs[1], between, x, through)[0])
 
 
-def resnet_over_frames(
-    parts: ResnetOverFrames, call: VideoCall, means: Means, calls: Calls
-) -> torch.Tensor:
-    """A residual block of images, which is called, and one over their frames."""
-    (images,), spot = parts.blocks, means.spot
-    spot.is_whole = False  # but where that is ours
-    x = _called(images, call.x, {"temb": call.emb})
-    if images._forward_hooks or images._forward_pre_hooks:
-        spot.is_whole = False
-    embedding = means.embeddings.of(call.emb, parts.timed, True)
-    given: dict[str, Any] = {"x": x, "embedding": embedding, "still": call.still}
-    given["mix"] = parts.mixer._parameters["mix_factor"]
-    return calls.recorded(partial(_resnet_over_frames, parts), given)
-
-
-def _resnet_over_frames(
-    parts: ResnetOverFrames,
-    calls: Calls,
-    x: torch.Tensor,
-    embedding: torch.Tensor,
-    still: torch.Tensor,
-    mix: torch.Tensor,
-) -> torch.Tensor:
-    """Run one on x (N * frames, C, H, W); `embedding` has the first bias included."""
-    x = pixels(x)
-    h = x.view(*still.shape, -1, x.shape[3])
-    h = compute.activated(calls, "before", h, parts.norm1)
-    h = compute.conv_over_frames(calls, "conv1", h, parts.conv1, None)
-    h.flatten(0, 1).add_(embedding[:, None])
-    h = compute.activated(calls, "between", h, parts.norm2)
-    h = compute.conv_over_frames(calls, "conv2", h, parts.conv2, parts.conv2._parameters["bias"])
-    return image(torch.addcmul(x, h.view(x.shape), _share(mix, still, x)[..., None]))
-
-
-def _share(mix: torch.Tensor, still: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """How much counts what goes over frames, for each of them: (N * frames, 1, 1)."""
-    share = torch.sigmoid(-mix.float()).masked_fill(still.bool(), 0)
-    return share.to(like.dtype).view(-1, 1, 1)
-
-
 def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: Calls) -> Any:
     """A transformer over an image's pixels. Its blocks are called as modules, ours or not, unless
     all of it can be one program.
@@ -184,28 +141,11 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
         except FAILURES as error:
             if is_out_of_memory(error):
                 raise  # else the block that it was bars itself, called as a module
-    h, x = _into_tokens(parts, calls, x)
+    h, x = into_tokens(parts, calls, x)
     for index, module in enumerate(parts.blocks):
-        h = _called(module, h, call.given(index))
+        h = called(module, h, call.given(index))
     means.spot.is_whole = False
-    return call.answer(_from_tokens(parts, calls, h, x))
-
-
-def transformer_over_frames(
-    parts: TransformerOverFrames, call: TransformerCall, means: Means, calls: Calls
-) -> Any:
-    """A transformer over each image's pixels and over their frames, whose blocks are called."""
-    still, count = call.still, len(parts.blocks) // 2
-    assert still is not None
-    h, x = _into_tokens(parts, calls, call.x)
-    frames = torch.arange(still.shape[1], device=x.device).repeat(len(still))
-    places = _called(parts.place, frames, {"dtype": x.dtype})[:, None]
-    share = _share(parts.mixer._parameters["mix_factor"], still, x)  # type: ignore[arg-type]
-    for index, (own, over) in enumerate(zip(parts.blocks, parts.blocks[count:], strict=False)):
-        h = _called(own, h, call.given(index))
-        h = torch.lerp(h, _called(over, h + places, call.given(count + index)), share)
-    means.spot.is_whole = False
-    return call.answer(_from_tokens(parts, calls, h, x))
+    return call.answer(from_tokens(parts, calls, h, x))
 
 
 def _joined(
@@ -219,14 +159,14 @@ def _joined(
     """Run a transformer on x (N, C, H, W). Each block's program writes to the result of the one
     before.
     """
-    h, x = _into_tokens(parts, calls, x)
+    h, x = into_tokens(parts, calls, x)
     for plan, each in zip(plans, routes, strict=True):
         own = {name: given[name] for name in plan.given}
         h = plan.run(calls.of(each), h, True, **own)
-    return _from_tokens(parts, calls, h, x)
+    return from_tokens(parts, calls, h, x)
 
 
-def _into_tokens(
+def into_tokens(
     parts: Transformer, calls: Calls, x: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the first block is given (N, tokens, E) of x (N, C, H, W); and x, as its pixels."""
@@ -237,9 +177,7 @@ def _into_tokens(
     return h.view(batch, height * width, -1), x
 
 
-def _from_tokens(
-    parts: Transformer, calls: Calls, h: torch.Tensor, x: torch.Tensor
-) -> torch.Tensor:
+def from_tokens(parts: Transformer, calls: Calls, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """What the last block gave, h (N, tokens, E), added to the pixels x, as an image."""
     channels = x.shape[3]
     h = h.to(x.dtype).reshape(-1, h.shape[2])
@@ -396,7 +334,13 @@ def _block(
         x, rest = compute.linear_added(calls, "own.out", mixed, own.to_out, x, mine)
     else:
         rest = (_theirs(call.attn1 or parts.attn1, normed, shape, call.own),)
-    if parts.norm2 is not None and parts.attn2 is not None:
+    only = None
+    if own is not None and cross is not None:
+        only = _of_only_key(calls, cross, sources.get(cross, ()), given, shape[0])
+    if only is not None:
+        onto = rest[0] if rest and rest[0].ndim > 1 else x
+        compute.added(onto.view(shape), only[:, None], 1.0, None)
+    elif parts.norm2 is not None and parts.attn2 is not None:
         keeps = cross is None
         normed, x, rest = compute.layer_norm(calls, "norm2", x, parts.norm2, rest, keeps=keeps)
         normed = _placed(normed, shape, given)
@@ -506,6 +450,30 @@ def _attention(
     return mixed.flatten(0, 1)
 
 
+def _of_only_key(
+    calls: Calls,
+    part: Attention,
+    sources: Sequence[Source],
+    given: Mapping[str, torch.Tensor],
+    batch: int,
+) -> torch.Tensor | None:
+    """What attention gives for each query where there is one key, whose value counts wholly: (N,
+    C). None where there are more, or none.
+    """
+    if len(sources) != 1 or sources[0].mask:
+        return None
+    (source,) = sources
+    rows = given[source.name].flatten(0, -2)
+    if len(rows) != batch:
+        return None
+    if source.columns is None:
+        made = compute.linear(calls, "cross.only", rows, source.part.layers[-1])
+    else:
+        made = rows.narrow(1, *source.columns)
+    values = made[:, -part.to_out.in_features :].contiguous()
+    return compute.linear(calls, "cross.only.out", values, part.to_out)
+
+
 def image_attention(
     parts: ImageAttention, call: ImageAttentionCall, means: Means, calls: Calls
 ) -> torch.Tensor:
@@ -592,11 +560,11 @@ def _theirs(
     module: Callable[..., Any], x: torch.Tensor, shape: torch.Size, given: Mapping[str, Any]
 ) -> torch.Tensor:
     """What a host's module gives for x (rows, C), which is `shape` to it: as rows, in x's dtype."""
-    made = _called(module, x.view(shape), given)
+    made = called(module, x.view(shape), given)
     return made.to(x.dtype).reshape(x.shape)
 
 
-def _called(module: Callable[..., Any], x: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+def called(module: Callable[..., Any], x: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
     """What a host's module gives; what it raises goes to the host as it is.
 
     What it keeps out of sight of the block, as the WebUI does a hypernetwork, may be in training.

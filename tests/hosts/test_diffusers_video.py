@@ -17,6 +17,7 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.hosts.diffusers import pipeline as host
 from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.takeover import take_over
 
 BF16, FRAMES = torch.bfloat16, 3
@@ -48,13 +49,22 @@ def inputs(keys: int = 1, dtype: torch.dtype = BF16) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("keys", [1, 5])
-def test_blocks_over_frames_are_ours(unet: Any, keys: int) -> None:
-    given = inputs(keys)
+def test_blocks_over_frames_are_ours(unet: Any, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing attends to a picture's one key: its value is what that would give."""
+    given, attention, places = inputs(keys), compute.attention, []
+
+    def noted(calls: Any, place: str, *tensors: Any) -> torch.Tensor:
+        places.append(place.partition(" ")[0])
+        return attention(calls, place, *tensors)
+
+    monkeypatch.setattr(compute, "attention", noted)
     theirs = models.step(unet, given)
     exact = models.step(copy.deepcopy(unet).double(), models.in_dtype(given, torch.float64))
     with host.patched(SimpleNamespace(unet=unet), unet=True) as patch:
         for _ in range(2):
+            places.clear()
             ours = models.step(unet, given)
+        assert sorted(places) == ["cross"] * 8 * (keys > 1) + ["own"] * 8
         rows = patch.unet.rows()
         totals = {row.kind: row.total for row in rows}
         counted = ("residual block over frames", "transformer", "transformer block")

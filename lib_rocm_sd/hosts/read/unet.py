@@ -17,7 +17,7 @@ from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
 from lib_rocm_sd.hosts.read.unet_ldm import OUTPUTS, Comfy, Forge, Ldm
 from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.ops.dtypes import HALVES
-from lib_rocm_sd.unet import blocks
+from lib_rocm_sd.unet import blocks, over_frames
 from lib_rocm_sd.unet.kinds import TITLES, Kind, Reading
 from lib_rocm_sd.unet.parts import Parts, ResnetOverFrames, Transformer
 from lib_rocm_sd.unet.weights import is_laid, obstacles, slots_of
@@ -136,13 +136,13 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
     for family, name, read, bind in crossing:
         yield (family, name), Kind(TITLES[2], partial(_read, family, read), bind, program.crossed)
     over: list[tuple[str, int, Callable[..., Any], Callable[..., Any], Run]] = [
-        (video.RESNET, 6, video.resnet, video.resnet_call, blocks.resnet_over_frames),
+        (video.RESNET, 6, video.resnet, video.resnet_call, over_frames.resnet),
         (
             video.TRANSFORMER,
             1,
             video.transformer,
             video.transformer_call,
-            blocks.transformer_over_frames,
+            over_frames.transformer,
         ),
         (video.BLOCK, 2, video.OverFrames().block, video.block_call, blocks.block),
     ]
