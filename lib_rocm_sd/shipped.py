@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from lib_rocm_sd.arch import Arch
@@ -85,6 +86,13 @@ def part_specs(part: str, arch: Arch) -> list[KernelSpec]:
     specs = dict.fromkeys(spec for _, _, specs in ours for spec in specs)
     own = FAMILIES["attention"].shipped_specs(arch) if part in _ALL_UNETS else ()
     return [spec for spec in specs if spec not in own]
+
+
+@cache
+def unet_ops() -> frozenset[str]:
+    """Names of what UNets and transformers ask and a VAE does not."""
+    of_vae = {op.name for op, _ in vae.work()}
+    return frozenset(op.name for op, _ in (*unet.work(), *dit.work())) - of_vae
 
 
 def label(spec: KernelSpec) -> str:

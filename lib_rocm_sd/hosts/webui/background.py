@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
-from lib_rocm_sd.catalog import dit, unet, vae
 from lib_rocm_sd.device import identify
 from lib_rocm_sd.engine.engine import engine
 from lib_rocm_sd.hosts import trouble
@@ -19,6 +18,7 @@ from lib_rocm_sd.shipped import (
     VAE_PART,
     in_order,
     shipped,
+    unet_ops,
 )
 from lib_rocm_sd.trials import stamp, zluda
 
@@ -114,13 +114,6 @@ def pending(op_name: str) -> str:
     parts: tuple[str, ...] = (VAE_PART,)
     if op_name == "attention":
         parts = (ATTENTION_PART,)
-    elif op_name in _unet_ops():
+    elif op_name in unet_ops():
         parts = unet_parts()
     return next(filter(None, map(refusal, parts)), "")
-
-
-@cache
-def _unet_ops() -> frozenset[str]:
-    """Names of what UNets and transformers ask and a VAE does not."""
-    of_vae = {op.name for op, _ in vae.work()}
-    return frozenset(op.name for op, _ in (*unet.work(), *dit.work())) - of_vae

@@ -2,8 +2,8 @@
 
 What Python does at each import and what comes out the same every time is done once: asking each
 finder for a module, reading its code from its file, and compiling what `dataclasses` writes as
-text; and what an op's reference gives for a self-test. The modules themselves are executed at every
-start, but for `TABLES`.
+text; the CSS of gradio's theme; and what an op's reference gives for a self-test. The modules
+themselves are executed at every start, but for `TABLES`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from gradio import blocks
+
 TABLES = tuple(
     f"lib_rocm_sd.{name}"
     for name in (
@@ -30,7 +32,7 @@ TABLES = tuple(
             "runtime.compile_worker",
             "runtime.source",
         ),
-        *("unet.parts", "vae.steps", "vae.trace"),
+        *("dit.parts", "unet.parts", "vae.steps", "vae.trace"),
     )
 )
 """What of lib_rocm_sd is not executed at every start: it imports and holds nothing of a WebUI. It
@@ -99,6 +101,8 @@ class _Finder:
 
 def make_cheaper(roots: tuple[str, ...]) -> None:
     """`roots`: the packages that are executed at every start."""
+    blocks.DefaultTheme = cache(blocks.DefaultTheme)  # type: ignore[misc]
+    blocks.Theme._get_theme_css = cache(blocks.Theme._get_theme_css)  # type: ignore[method-assign]
     sys.meta_path.insert(0, _Finder(roots))  # type: ignore[arg-type]
     vars(dataclasses)["exec"] = _execute
     SourceFileLoader.get_code = _code  # type: ignore[method-assign]
