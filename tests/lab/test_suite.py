@@ -8,6 +8,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from lib_rocm_sd.commands import suite as command
 from lib_rocm_sd.commands.little_model import MODEL
 from lib_rocm_sd.lab import model_cases
 from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.sensors import Reading
 from lib_rocm_sd.lab.suite import captions, document, quality, run, serving
 from lib_rocm_sd.lab.suite.painter import (
     Enlarger,
@@ -304,6 +306,22 @@ def test_an_upscaler_by_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("Doggettx-like", "ours: attention"):
         with pytest.raises(run.NotHere, match="has no attention"):
             command.WAYS[name](painter.pipeline).__enter__()
+
+
+def test_a_row_keeps_what_sensors_told_over_time(painters: dict[str, Painter | Enlarger]) -> None:
+    """From the card's readings to the file, over all turns."""
+    source: Any = SimpleNamespace(origin="a test", close=lambda: None)
+    source.read = lambda: Reading(power_w=100.0, core_mhz=2000.0)
+    workload = next(w for w in WORKLOADS if w.kind == "decode").small()
+    ways = {"sdp": command._sdp}
+    plan = run.Plan(
+        [workload], painters.__getitem__, ways, lambda: source, 2, 1, PROMPTS, lambda text: None
+    )
+    row = next(run.rows(plan))
+    trace = document.COLUMNS.as_json(row)["trace"]
+    assert set(trace) == {"seconds", "core_mhz", "power_w"} and set(trace["power_w"]) == {100.0}
+    assert trace["seconds"] == sorted(trace["seconds"]) and len(trace["seconds"]) >= 4
+    assert document._row(document.COLUMNS.as_json(row)).trace == trace
 
 
 def test_turns_before_a_card_disappeared_are_kept(
