@@ -220,7 +220,7 @@ def _plots(lines: Sequence[_Line], alike: Sequence[set[int]]) -> Iterator[str]:
         own = [each for each in left if each.row.case == case and each.place in alike[first.place]]
         left = [line for line in left if line not in own]
         names = [line.row.way for line in own]
-        colours = svg.colours_of(names, _first_of_ours([line.row for line in own]))
+        colours = svg.colours_of(names, _ours_of([line.row for line in own]))
         layout = svg.WIDE
         if len({line.place for line in own}) > 1:
             names = [f"{line.row.way}, {line.document.card}" for line in own]
@@ -233,12 +233,14 @@ def _plots(lines: Sequence[_Line], alike: Sequence[set[int]]) -> Iterator[str]:
             if bar.energy_j > 0
         ]
         for what, bars in ((case, times), (f"{case}, energy of a picture", energies)):
-            drawn = svg.chart(f"{what}: less is better", bars, "", layout, colours=by_name)
-            yield f"<figure>{drawn}</figure>" if bars else ""
+            for kind, each in (("broad", layout), ("slim", svg.SLIM)) if bars else ():
+                drawn = svg.chart(f"{what}: less is better", bars, "", each, colours=by_name)
+                yield f'<figure class="{kind}">{drawn}</figure>'
 
 
-def _first_of_ours(rows: Sequence[Row]) -> str:
-    return next((row.way for row in rows if OURS in row.way), "")
+def _ours_of(rows: Sequence[Row]) -> str:
+    """The way that has our colour: all of ours, where that is among them."""
+    return max((row.way for row in rows if OURS in row.way), key=OURS.__eq__, default="")
 
 
 def _traces(documents: Sequence[SuiteDocument]) -> Iterator[str]:
@@ -254,7 +256,7 @@ def _traces(documents: Sequence[SuiteDocument]) -> Iterator[str]:
         yield f"{escape(document.card)}</summary>"
         for case in dict.fromkeys(row.case for row in rows):
             own = [row for row in rows if row.case == case]
-            yield f"<figure>{trace.drawn(case, own, _first_of_ours(own))}</figure>"
+            yield f"<figure>{trace.drawn(case, own, _ours_of(own))}</figure>"
         yield "</details>"
 
 
