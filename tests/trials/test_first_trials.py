@@ -155,7 +155,9 @@ def test_what_another_level_launches_is_tried_by_the_doctor(gfx: str) -> None:
     convs = {each.variant.name for each in asked if each.first.in_rows}
     other = "rocm_sd" if row.matrix == "mfma" else "torch + rocm_sd"
     assert convs == {other, "torch NCHW + rocm_sd"}
-    upscalers = [each for each in asked if not each.first.in_rows]
+    over_time = [each for each in asked if each.first.dtype == "bfloat16"]
+    assert {each.first.shortcut for each in over_time} == {"none", "identity", "conv"}
+    upscalers = [each for each in asked if each.first.epilogue]
     assert {each.first.epilogue for each in upscalers} == set(ACTIVATIONS)
     specs = {spec for each in upscalers for spec in each.specs if "EPILOGUE" in dict(spec.defines)}
     assert len(specs) == 22 and specs <= set(shipped(row, ("upscaler", "upscaler SwinIR")))

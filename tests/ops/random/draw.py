@@ -228,8 +228,8 @@ def modulated_norm(rng: Random, sizes: Sizes) -> Chosen:
 def rms_norm(rng: Random, sizes: Sizes) -> Chosen:
     """Rows that are held."""
     shape = (_some(rng, sizes.rows), _eights(rng, sizes.channels))
-    problem = RmsProblem(shape, rng.choice(HALVES), False, rng.choice(AFFINE), _is(rng))
-    return RMS_NORM, problem
+    dtype, affine = rng.choice(HALVES), rng.choice(AFFINE[1:])
+    return RMS_NORM, RmsProblem(shape, dtype, False, affine, _is(rng))
 
 
 def norm_of_heads(rng: Random, sizes: Sizes) -> Chosen:
