@@ -279,7 +279,7 @@ def planned(parts: Block, call: BlockCall, means: Means, ours: Ours) -> Plan:
     sources: dict[Attention, tuple[Source, ...]] = {}
     for attention in parts.crossing():
         if context is not None and attention in (own, cross):
-            joint = () if call.frames else (means.prompts,)  # these have a context of their own
+            joint = () if parts.ff_in else (means.prompts,)  # these have a context of their own
             sources[attention] = (source("context", context, attention.to_kv, *joint),)
         else:
             means.prompts.skip(attention.to_kv)
@@ -323,8 +323,12 @@ def _block(
     is (N * tokens, C), a stream to which products are added.
     """
     if parts.ff_in is not None and parts.norm_in is not None:
-        x, mine = _exchanged(x, call.frames), True
-        x = _fed(calls, " in", x.view(-1, x.shape[2]), parts.norm_in, parts.ff_in).view(x.shape)
+        if call.frames:
+            x = _exchanged(x, call.frames)
+        elif parts.ff_in.out._parameters.get("bias") is None:
+            x = x.clone()  # else the norm makes a new one
+        rows, mine = x.reshape(-1, x.shape[2]), True
+        x = _fed(calls, " in", rows, parts.norm_in, parts.ff_in).view(x.shape)
     shape = x.shape
     x = x.reshape(-1, shape[2])
     normed, x, rest = compute.layer_norm(calls, "norm1", x, parts.norm1)

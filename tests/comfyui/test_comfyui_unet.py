@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -17,6 +18,7 @@ from lib_rocm_sd.hosts.comfyui import unet as ours
 from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.hosts.comfyui.model import optimized
 from lib_rocm_sd.unet import compute
+from lib_rocm_sd.unet.takeover import take_over
 from tests.comfyui.conftest import left
 from tests.comfyui.unet_steps import (
     TOTALS,
@@ -28,7 +30,7 @@ from tests.comfyui.unet_steps import (
     strides,
     with_ours,
 )
-from tests.unet.unet_models import draw, errors
+from tests.unet.unet_models import draw, errors, fill
 
 
 @pytest.mark.parametrize("linear", [False, True], ids=["by convolutions", "by linear layers"])
@@ -340,3 +342,23 @@ def test_the_status_tells_of_blocks(model: Any, blocks: None) -> None:
     step(with_ours(model))
     said = status.text()
     assert "UNet, residual blocks: 5 of 5 are ours" in said and "UNet: 1 of 1 call ours" in said
+
+
+def test_blocks_over_frames_are_ours(comfy: Any) -> None:
+    """Of Stable Video Diffusion: they begin with a feed-forward, and share no prompt."""
+    made = comfy.attention.BasicTransformerBlock(32, 2, 16, context_dim=48, ff_in=True)
+    block = fill(made).to(torch.bfloat16)
+    transformer = comfy.attention.SpatialTransformer(32, 2, 16, context_dim=48).to(torch.bfloat16)
+    transformer.time_stack = torch.nn.ModuleList([block])
+    x, context = (draw(35, n, c, seed=n).to(torch.bfloat16) for n, c in ((3, 32), (2, 48)))
+    exact = copy.deepcopy(block).double()(x.double(), context.double())
+    with torch.no_grad():
+        theirs, before = block(x, context), x.clone()
+        taken = take_over(transformer)
+        result = block(x, context)
+        rows = {row.kind: (row.ours, row.total) for row in taken.report()}
+        assert rows["transformer block"] == (2, 2) and torch.equal(x, before)
+        assert errors(result, exact)[0] <= 2 * errors(theirs, exact)[0]
+        assert not torch.equal(result, theirs)
+        taken.give_back()
+        assert torch.equal(block(x, context), theirs)

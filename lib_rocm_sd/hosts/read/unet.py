@@ -216,10 +216,11 @@ def _within(module: nn.Module, taken: set[nn.Module]) -> Iterator[tuple[nn.Modul
         return
     kinds, number = known
     yield module, kinds[number]
-    inner = getattr(module, "transformer_blocks", None) if number == 1 else None
-    for block in inner if isinstance(inner, nn.ModuleList) else ():
-        taken.add(block)
-        yield block, kinds[2]
+    for key in ("transformer_blocks", "time_stack") if number == 1 else ():
+        inner = getattr(module, key, None)
+        for block in inner if isinstance(inner, nn.ModuleList) else ():
+            taken.add(block)
+            yield block, kinds[2]
 
 
 def _known(module: nn.Module) -> tuple[tuple[Kind, ...], int] | None:

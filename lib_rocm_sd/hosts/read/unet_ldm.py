@@ -46,6 +46,8 @@ _PRECISION = "attn_precision"
 """An option, and an attribute of ComfyUI's blocks."""
 _SHAPE = "activations_shape"
 """An option that ComfyUI's and reForge's transformers give their blocks."""
+FIRST = ("norm_in", "ff_in")
+"""What comes first in a transformer block of Stable Video Diffusion that attends over frames."""
 OUTPUTS = ("zero_convs", "middle_block_out", "controlnet_down_blocks", "controlnet_mid_block")
 """Where ControlNets have the 1x1 convolutions that make their results."""
 Options = Mapping[str, Any]
@@ -212,7 +214,16 @@ class Ldm:
             _whole(found, "attn1", own, self.attention),
             _whole(found, "attn2", cross, self.attention) if crosses else None,
             _whole(found, "ff", ff, self.feed_forward),
+            **self._first(found, module),
         )
+
+    def _first(self, found: Findings, module: Any) -> dict[str, Any]:
+        """What comes first in a block that attends over frames."""
+        ff = getattr(module, "ff_in", None)
+        if not isinstance(ff, nn.Module):
+            return {}
+        norm = found.layer_norm(module, "norm_in")
+        return {"norm_in": norm, "ff_in": self.feed_forward(found, ff, "ff_in")}
 
     def attention(self, found: Findings, module: Any, name: str) -> Attention | None:
         if not self.is_plain_attention(found, module, name):
@@ -427,6 +438,7 @@ class Comfy(Ldm):
         "switch_temporal_ca_to_sa": False,
         "is_res": True,
     }
+    block_children: ClassVar[tuple[str, ...]] = (*Ldm.block_children, *FIRST)
     calls: ClassVar[Mapping[str, Callable[..., Any]]] = {
         **Ldm.calls,
         "transformer": comfys_transformer_call,

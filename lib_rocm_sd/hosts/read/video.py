@@ -5,16 +5,14 @@ asks for. Read in diffusers 0.42.1, models/resnet.py and models/attention.py.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
-from lib_rocm_sd.hosts.read.unet_ldm import Ldm, Options
+from lib_rocm_sd.hosts.read.unet_ldm import FIRST, Ldm, Options
 from lib_rocm_sd.unet.parts import (
-    Block,
     BlockCall,
     ResnetOverFrames,
     TransformerCall,
@@ -131,9 +129,4 @@ class OverFrames(Diffusers):
 
     classes: ClassVar[tuple[str, ...]] = ("", "", BLOCK)
     block_settings: ClassVar[Options] = {"is_res": True, "_chunk_size": None}
-    block_children: ClassVar[tuple[str, ...]] = (*Ldm.block_children, "norm_in", "ff_in")
-
-    def block(self, found: Findings, module: Any) -> Block | None:
-        made, norm = super().block(found, module), found.layer_norm(module, "norm_in")
-        ff = self.feed_forward(found, getattr(module, "ff_in", None), "ff_in")
-        return None if made is None else replace(made, norm_in=norm, ff_in=ff)
+    block_children: ClassVar[tuple[str, ...]] = (*Ldm.block_children, *FIRST)

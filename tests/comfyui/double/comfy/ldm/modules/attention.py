@@ -155,6 +155,9 @@ class BasicTransformerBlock(nn.Module):
         super().__init__()
         made = {"dtype": dtype, "device": device, "operations": operations}
         self.ff_in, self.is_res, self.disable_self_attn = False, True, disable_self_attn
+        if ff_in:
+            self.norm_in = operations.LayerNorm(dim, dtype=dtype, device=device)
+            self.ff_in = FeedForward(dim, glu=gated_ff, **made)
         self.switch_temporal_ca_to_sa = switch_temporal_ca_to_sa
         self.n_heads, self.d_head = n_heads, d_head
         self.attn1 = CrossAttention(dim, None, n_heads, d_head, **made)
@@ -166,6 +169,8 @@ class BasicTransformerBlock(nn.Module):
 
     def forward(self, x, context=None, transformer_options={}):  # noqa: B006
         patches = transformer_options.get("patches", {})
+        if self.ff_in:
+            x = x + self.ff_in(self.norm_in(x))
         normed, given, value = self.norm1(x), None, None
         if "attn1_patch" in patches:
             given = value = normed
