@@ -23,7 +23,8 @@ from lib_rocm_sd.trials.recording import Address, Buffer, Output, Recording, Run
 
 CPU = torch.device("cpu")
 LARGE_BYTES = 64 << 20
-"""Largest buffer kept whole, in bytes; of a larger one, only what the inputs' elements take."""
+"""Largest buffer kept whole, in bytes; of a larger one in which inputs lie, only what their
+elements take. A convolution's weights are none of its tensors: they are kept whole."""
 
 
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -263,9 +264,9 @@ def _is_view(func: Any) -> bool:
 
 
 def _pieces(memory: _Memory) -> Iterator[tuple[int, bytes]]:
-    """The contents: all, or of a large storage what the inputs show."""
+    """The contents: all, or of a large storage what the inputs show of it."""
     size = memory.storage.nbytes()
-    if size <= LARGE_BYTES:
+    if size <= LARGE_BYTES or not memory.views:
         yield 0, ctypes.string_at(memory.address, size)
         return
     for start, count in dict.fromkeys(run for view in memory.views for run in _runs(view)):

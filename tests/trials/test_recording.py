@@ -167,6 +167,17 @@ def test_far_offsets_are_kept_without_their_gaps() -> None:
     assert outcome.reason == ""
 
 
+@pytest.mark.skipif(simt.missing() is not None, reason=str(simt.missing()))
+def test_large_weights_are_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kandinsky's, of 85 MB, were left out once, and its convolutions failed their trial."""
+    monkeypatch.setattr(recorder, "LARGE_BYTES", 4096)
+    found = usual_class(CONVS["3x3"], replace(CONV, norm=True, in_rows=True))[0]
+    assert max(buffer.size for buffer in found.buffers) > recorder.LARGE_BYTES
+    outcome = run_shim(found)
+    assert outcome.reason == ""
+    assert 0 < outcome.error <= found.tolerance
+
+
 def test_what_there_is_no_memory_for_is_left_out() -> None:
     def none() -> Any:
         raise MemoryError
