@@ -171,11 +171,12 @@ _NARROW = {
     "wmma_gfx11": (((1, 4, 2, 2), (1, 4, 2, 4)), ((2, 2, 2, 4), (2, 4, 2, 2))),
     "wmma_gfx12": (((1, 4, 2, 2), (1, 4, 2, 4)), ((2, 2, 2, 4), (2, 4, 2, 2))),
     "mfma": (((1, 4, 2, 2),), ((2, 4, 2, 2), (2, 2, 2, 4))),
-    "mma_sm80": (((1, 4, 2, 4), (1, 4, 2, 2)), ((2, 2, 2, 4), (1, 4, 4, 4))),
+    "mma_sm80": (((1, 2, 2, 4), (1, 4, 2, 2)), ((2, 2, 2, 4), (1, 4, 4, 3))),
 }
 """The same for up to 32, and for up to 64 channels with an epilogue, as upscalers have. A wave
 reads its weights once for all its pixels: on the development card, which waits for them, it has
-more.
+more. Measured there, a H200, 1024x1024 pixels, 160 to 32 channels: two such waves take 0.32 ms,
+four 0.65, and four with half the pixels 0.37.
 """
 _WIDEST = {
     "dot2": ((8, 1, 4, 2),),
