@@ -175,7 +175,7 @@ def test_the_page_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert text.count("<details open>") == 1 and "ours: the core clock fell</text>" in text
     assert "core clock, MHz" in text and "power, W" in text and "temperature, C" not in text
     assert "<td>9.00 pictures/s</td><td>12.5</td>" in text
-    assert "energy of a picture" in text and "the core clock fell" in text and "a page" in text
+    assert "SD 1.5 512x512, energy</text>" in text and "a page" in text
     published.write_text(json.dumps([figure]), encoding="utf-8")
     assert __main__.main(words) == 2
     assert "a figure without source" in capsys.readouterr().err

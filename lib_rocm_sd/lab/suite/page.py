@@ -213,7 +213,7 @@ def _plots(lines: Sequence[_Line], alike: Sequence[set[int]]) -> Iterator[str]:
     """Seconds of each workload, and the energy where it is known: a plot for runs that may be
     compared.
     """
-    yield "<h2>By workload</h2>"
+    yield "<h2>By workload: less is better</h2>"
     left = list(lines)
     while left:
         first, case = left[0], left[0].row.case
@@ -232,9 +232,9 @@ def _plots(lines: Sequence[_Line], alike: Sequence[set[int]]) -> Iterator[str]:
             for bar in times
             if bar.energy_j > 0
         ]
-        for what, bars in ((case, times), (f"{case}, energy of a picture", energies)):
+        for title, bars in ((case, times), (f"{case}, energy", energies)):
             for kind, each in (("broad", layout), ("slim", svg.SLIM)) if bars else ():
-                drawn = svg.chart(f"{what}: less is better", bars, "", each, colours=by_name)
+                drawn = svg.chart(title, bars, "", each, colours=by_name)
                 yield f'<figure class="{kind}">{drawn}</figure>'
 
 
