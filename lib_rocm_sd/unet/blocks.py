@@ -142,6 +142,7 @@ def transformer(parts: Transformer, call: TransformerCall, means: Means, calls: 
             if is_out_of_memory(error):
                 raise  # else the block that it was bars itself, called as a module
     h, x = into_tokens(parts, calls, x)
+    means.weights.host_runs()  # blocks may be the host's
     for index, module in enumerate(parts.blocks):
         h = called(module, h, call.given(index))
     means.spot.is_whole = False

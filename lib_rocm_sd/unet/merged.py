@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from math import inf
 from operator import attrgetter, getitem, itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -46,6 +46,8 @@ class Merged(nn.Module):
 
     base: Callable[[], nn.Module]
     adapters: Sequence[Adapter]
+    changes: ClassVar[int] = 0
+    """How often a copy was made or forgotten."""
 
     def _stand_for(self, base: nn.Module, adapters: Sequence[Adapter]) -> None:
         self.base, self.adapters = (lambda: base), adapters  # in no dict of children
@@ -53,7 +55,8 @@ class Merged(nn.Module):
         self.read_in = [each._parameters for each in modules]
         self._copy: nn.Parameter | None = None
         self._kept: list[torch.Tensor] = []
-        self.forget()
+        self.facts: list[Any] = []
+        self.scales: list[Any] = []
         self._parameters.update({key: base._parameters.get(key) for key in ("weight", "bias")})
 
     def missing_bytes(self) -> int:
@@ -69,8 +72,9 @@ class Merged(nn.Module):
 
     def forget(self) -> None:
         """The copy is to be made anew."""
-        self.facts: list[Any] = []
-        self.scales: list[Any] = []
+        if self.facts:
+            Merged.changes += 1
+        self.facts, self.scales = [], []
 
     def is_stale(self) -> bool:
         """Whether a factor, or where it lies, is another than when the copy was made. Scales count
@@ -115,6 +119,7 @@ class Merged(nn.Module):
                 self._parameters["weight"] = self._copy
             self._kept = [each.detach().clone() for each in self._tensors()[1:]]
         self.facts, self.scales = facts, scales
+        Merged.changes += 1
 
     def drop(self) -> None:
         """Free the copy: the weight is that of `base` again."""
@@ -164,19 +169,18 @@ def look(layers: Sequence[Merged]) -> None:
     write: PEFT's hot swap writes through `.data`. Waits for the device once. All are made anew
     where there is no memory to look.
     """
-    copied = [each for each in layers if not each.is_stale()]
-    now = [factor.detach() for each in copied for factor in each._tensors()[1:]]
+    now = [factor.detach() for each in layers for factor in each._tensors()[1:]]
     if not now:
         return
     try:
         with torch.inference_mode(False), torch.no_grad():
-            apart = torch._foreach_sub(now, [kept for each in copied for kept in each._kept])
+            apart = torch._foreach_sub(now, [kept for each in layers for kept in each._kept])
             norms = torch.stack(torch._foreach_norm(apart)).tolist()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         norms = [inf] * len(now)
-    for each in copied:
+    for each in layers:
         count = len(each._kept)
         if any(norm != 0 for norm in norms[:count]):  # also where one is no number
             each.forget()
@@ -184,7 +188,7 @@ def look(layers: Sequence[Merged]) -> None:
 
 
 _version, _address = attrgetter("_version"), torch.Tensor.data_ptr
-_facts, _dtype, _scales = attrgetter("facts"), attrgetter("dtype"), itemgetter("scaling")
+_dtype, _scales = attrgetter("dtype"), itemgetter("scaling")
 
 
 class MergedLayers:
@@ -199,42 +203,41 @@ class MergedLayers:
         adapters = [adapter for layer in self.layers for adapter in layer.adapters]
         self._with_scales = [each.attributes for each in adapters]
         self._names = [each.name for each in adapters]
-        self._own_then = self._factors_then = None
+        self._then: Any = None
+        self._changes: int | None = None
 
     def stale(self, looked: bool = False) -> list[Merged]:
-        """`looked`: all that were made have been asked in this call of the model, and forgotten
-        where a factor is another. So no tensor is looked at, which would be fetched from memory.
+        """`looked`: all copies were asked in this call of the model, and those forgotten whose
+        adapters make something else. So no adapter is fetched from memory.
         """
-        own = self._own()
-        same = own is not None and own == self._own_then
-        if same and looked:
-            return []
-        factors = self._factors()
-        if same and factors is not None and factors == self._factors_then:
+        if looked:
+            if self._changes == Merged.changes:
+                return []
+            found = [each for each in self.layers if not each.facts]
+            self._changes = None if found else Merged.changes
+            return found
+        now = self._now()
+        if now is not None and now == self._then:
             return []
         found = [each for each in self.layers if each.is_stale()]
-        self._own_then, self._factors_then = (None, None) if found else (own, factors)
+        self._then = None if found else now
         return found
 
-    def _own(self) -> Any:
-        """Facts and scales; None where a scale is gone or no number."""
-        biases = map(dict.get, self._of_bases, repeat("bias"))
-        try:
-            scales = list(map(getitem, map(_scales, self._with_scales), self._names))
-        except LookupError:
-            return None
-        if not {*map(type, scales)} <= {int, float}:
-            return None
-        return list(map(_facts, self.layers)), list(map(id, biases)), scales
-
-    def _factors(self) -> Any:
-        """Facts of all weights; None where one is gone or counts no changes."""
+    def _now(self) -> Any:
+        """Scales and facts of all weights; None where one is gone, a scale is no number, or a
+        weight counts no changes.
+        """
+        biases = list(map(id, map(dict.get, self._of_bases, repeat("bias"))))
         own: Any = list(map(dict.get, self._read_in, repeat("weight")))
         each_of: Any = (id, _version, _address, _dtype)
         try:
-            return [list(map(of, own)) for of in each_of]
-        except (AttributeError, RuntimeError, TypeError):
+            scales = list(map(getitem, map(_scales, self._with_scales), self._names))
+            facts = [list(map(of, own)) for of in each_of]
+        except (AttributeError, LookupError, RuntimeError, TypeError):
             return None
+        if not {*map(type, scales)} <= {int, float}:
+            return None
+        return Merged.changes, biases, scales, facts
 
 
 def _rounded(scales: Sequence[Any]) -> list[Any]:

@@ -25,6 +25,8 @@ def resnet(parts: ResnetOverFrames, call: VideoCall, means: Means, calls: Calls)
     x = called(images, call.x, {"temb": call.emb})
     if images._forward_hooks or images._forward_pre_hooks:
         spot.is_whole = False
+    if not spot.is_whole:
+        means.weights.host_runs()
     embedding = means.embeddings.of(call.emb, parts.timed, True)
     given: dict[str, Any] = {"x": x, "embedding": embedding, "still": call.still}
     given["mix"] = parts.mixer._parameters["mix_factor"]
@@ -66,6 +68,7 @@ def transformer(
     frames = torch.arange(still.shape[1], device=x.device).repeat(len(still))
     places = called(parts.place, frames, {"dtype": x.dtype})[:, None]
     share = _share(parts.mixer._parameters["mix_factor"], still, x)  # type: ignore[arg-type]
+    means.weights.host_runs()  # blocks may be the host's
     for index, (own, over) in enumerate(zip(parts.blocks, parts.blocks[count:], strict=False)):
         h = called(own, h, call.given(index))
         h = torch.lerp(h, called(over, h + places, call.given(count + index)), share)

@@ -192,6 +192,7 @@ class BlockStandIn(StandIn):
         return True
 
     def theirs(self, *args: Any, **kwargs: Any) -> Any:
+        self._means.weights.host_runs()
         rows = divided.current()
         beneath = None if rows is None else rows.beneath(self.module)
         return super().theirs(*args, **kwargs) if beneath is None else beneath(*args, **kwargs)
@@ -245,6 +246,8 @@ class BlockStandIn(StandIn):
         run = partial(self.kind.run, reading.parts, asked, self._means, calls)
         capture = engine.capture
         made = run() if capture is None else capture.within(self._means.name_of(self.module), run)
+        if not self._means.spot.is_whole:
+            self._means.weights.host_runs()
         if routes.left is None:
             routes.left = self.obstacle(routes)
         if rows is not None and routes.left:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -136,18 +136,18 @@ class UnetTakeover:
         self._embeddings.forget()
         self._prompts.forget()
 
-    def step_begins(self, is_called: bool = False) -> None:
-        """The UNet is about to be called, with a new time embedding. `is_called`: `step_ends` will
-        be called, too.
+    def step_begins(self, is_ours: Callable[[], bool] | None = None) -> None:
+        """The UNet is about to be called, with a new time embedding. `is_ours()`: whether this call
+        runs no code that could write to adapters, but that of blocks; `step_ends` is called then.
         """
-        self._weights.step_begins(is_called)
+        self._weights.step_begins(is_ours)
         self._embeddings.step_begins()
         self._prompts.step_begins()
         self._regions.forget()
 
     def step_ends(self) -> None:
         """That call of the UNet has ended."""
-        self._weights.step_ends()
+        self._weights.host_runs()
 
     def generation_begins(self, turn: int | None = None, steps: int = STEPS) -> None:
         """A picture of so many steps is about to be made: what was left since a comparison is read

@@ -144,8 +144,9 @@ class UnetWeights:
         self._made: dict[tuple[nn.Module, bool], LiveWeights] = {}
         self._asked: set[tuple[nn.Module, bool]] = set()
         self._merged: WeakSet[Merged] = WeakSet()
-        self._every: MergedLayers | None = None  # of these
-        self._is_called = self._looked = False
+        self._every, self._changes = MergedLayers(()), 0  # these, after so many changes
+        self._is_ours: Callable[[], bool] = _never
+        self._looked = False
         self._met: set[int] | None = set()  # None: a step has begun
         self._merged_s, self._steps = 0.0, 0
 
@@ -182,7 +183,7 @@ class UnetWeights:
         """
         now_s, before_s = perf_counter(), self._merged_s
         self._merged_s = now_s
-        layers = merged.layers
+        layers, values = merged.layers, False
         if not layers:
             return ""
         first = id(layers[0])
@@ -190,11 +191,12 @@ class UnetWeights:
         if begins and not is_recording(hosts_weight(layers[0]).device):
             self._met, self._looked = set(), False  # in another step
             self._steps += 1
-            if now_s - before_s > PAUSE_S or not self._steps % LOOK_STEPS:
-                look(list(self._merged))
+            values = now_s - before_s > PAUSE_S or not self._steps % LOOK_STEPS
         if of_block and self._met is not None:
             self._met.add(first)
-        stale = merged.stale(self._have_looked())
+        if values or not self._looked:
+            self._look(values)
+        stale = merged.stale(self._looked)
         if not stale:
             return ""
         device = stale[0].base()._parameters["weight"].device  # type: ignore[union-attr]
@@ -209,7 +211,6 @@ class UnetWeights:
                 for each in stale if not why else ():
                     each.renew()
                     self._merged.add(each)
-                    self._every = None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -218,32 +219,39 @@ class UnetWeights:
             for each in stale:
                 each.drop()
                 self._merged.discard(each)
-                self._every = None
         return why
 
-    def _have_looked(self) -> bool:
-        """Look at the factors of all copies, once in a call of the model; whether that was done."""
-        if self._is_called and not self._looked:
-            if self._every is None:
-                self._every = MergedLayers(self._merged)
-            for each in self._every.stale():
-                each.forget()
-            self._looked = True
-        return self._is_called
+    def _look(self, values: bool) -> None:
+        """Forget all copies that are not what their adapters make now, where that is to hold until
+        the model's call ends, or for their `values`.
+        """
+        self._looked = self._is_ours()
+        if not self._looked:
+            self._is_ours = _never
+            if not values:
+                return
+        if self._changes != Merged.changes:
+            self._every = MergedLayers(each for each in self._merged if each.facts)
+            self._changes = Merged.changes
+        for each in self._every.stale():
+            each.forget()
+        if values:
+            look([each for each in self._every.layers if each.facts])
 
-    def step_begins(self, is_called: bool = False) -> None:
-        """Have whoever asks first renew what a step renews once. `is_called`: until `step_ends`,
-        all calls of blocks are of one call of the model, amid which nobody writes to adapters.
+    def step_begins(self, is_ours: Callable[[], bool] | None = None) -> None:
+        """Have whoever asks first renew what a step renews once. `is_ours()`: whether the model
+        runs nobody's code that could write to adapters until `host_runs`.
         """
         self._asked, self._met = set(self._made), None
-        self._is_called, self._looked = is_called, False
+        self._is_ours, self._looked = is_ours or _never, False
 
-    def step_ends(self) -> None:
-        self._is_called = False
+    def host_runs(self) -> None:
+        """Adapters may be written to from now on: they are looked at before each block."""
+        self._is_ours, self._looked = _never, False
 
     def reread(self) -> None:
         """Other layers may be merged than before: hold none."""
-        self._every = None
+        self._every, self._changes = MergedLayers(()), -1
 
     def lay(self, convs: Iterable[nn.Module]) -> None:
         """Lay these convolutions anew where that was not done.
@@ -360,6 +368,10 @@ _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def _lies_laid(weight: torch.Tensor) -> bool:
     return weight.is_contiguous(memory_format=_LAYOUTS[weight.ndim])
+
+
+def _never() -> bool:
+    return False
 
 
 def _no_memory(session: Session, device: torch.device, missing: int, held: int) -> str:

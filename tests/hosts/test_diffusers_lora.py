@@ -224,32 +224,34 @@ def test_a_block_that_computed_no_step_before_reads_what_was_written_since(
 
 
 @torch.no_grad()
-def test_factors_are_looked_at_once_in_a_call_of_the_model_and_else_before_each_block(
+def test_adapters_are_looked_at_once_in_a_call_of_the_model_and_else_before_each_block(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    factors = MergedLayers._factors
+    now = MergedLayers._now
 
     def noted(self: MergedLayers) -> Any:
         looked.append(len(self.layers))
-        return factors(self)
+        return now(self)
 
-    monkeypatch.setattr(MergedLayers, "_factors", noted)
+    monkeypatch.setattr(MergedLayers, "_now", noted)
     monkeypatch.setattr(weights, "PAUSE_S", math.inf)
     resnet = unet.up_blocks[-1].resnets[-1]
     x = models.draw(2, resnet.in_channels, 4, 4).to(BF16)
     emb = models.draw(2, resnet.time_emb_proj.in_features).to(BF16)
     with host.patched(Pipeline(unet), unet=True) as patch:
         models.step(unet, inputs)
-        resnet.training = True
-        for _ in range(2):
+        for is_theirs in (False, False, True):
+            resnet.training = is_theirs
             looked.clear()
             models.step(unet, inputs)
-        assert looked == [len(copies(unet, patch))]
+            assert looked[0] == len(copies(unet, patch))
+            assert (len(looked) > 1) is is_theirs  # whose code may write to those of later blocks
+        looked.clear()
         resnet.training = False
         resnet.conv1.lora_B["one"].weight.mul_(-1)
         ours = resnet(x, emb)
-        assert len(looked) > 1
+        assert looked
     assert models.errors(ours, resnet(x, emb))[1] < 0.02
 
 
@@ -264,6 +266,62 @@ def test_what_a_hook_within_the_model_writes_counts_in_that_call(unet: Any, inpu
     _written(unet.up_blocks)
     unet.mid_block.register_forward_hook(lambda *_: _written(unet.up_blocks))
     assert models.errors(ours, models.step(unet, inputs))[1] < 0.02
+
+
+class _Scales(torch.nn.Module):
+    """Has adapters of `layers` count otherwise amid each call of the model."""
+
+    def __init__(self, theirs: Any, layers: Any) -> None:
+        super().__init__()
+        self.theirs, self.layers = theirs, [layers]
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        for each in self.layers[0].modules():
+            if isinstance(each, peft.tuners.lora.LoraLayer):
+                each.scaling["one"] = -each.scaling["one"]
+        return self.theirs(x, *args, **kwargs)
+
+
+def _as_processor(unet: Any, layers: Any) -> None:
+    from diffusers.models.attention_processor import AttnProcessor2_0
+
+    class Processor(AttnProcessor2_0):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            scales(args[1])
+            return super().__call__(*args, **kwargs)
+
+    scales = _Scales(lambda _: None, layers)
+    unet.mid_block.attentions[0].transformer_blocks[0].attn2.set_processor(Processor())
+
+
+def _as_forward(unet: Any, layers: Any) -> None:
+    block = unet.mid_block
+    block.forward = _Scales(block.forward, layers).forward
+
+
+def _as_class(unet: Any, layers: Any) -> None:
+    unet.mid_block = _Scales(unet.mid_block, layers)
+    unet.mid_block.has_cross_attention = True
+
+
+def _as_block(unet: Any, layers: Any) -> None:
+    unet.mid_block.resnets[0] = _Scales(unet.mid_block.resnets[0], layers)
+
+
+@pytest.mark.parametrize("where", [_as_processor, _as_forward, _as_class, _as_block])
+@torch.no_grad()
+def test_scales_that_somebodys_code_sets_amid_a_call_count_in_that_call(
+    unet: Any, inputs: Any, where: Callable[[Any, Any], Any]
+) -> None:
+    with host.patched(Pipeline(unet), unet=True):
+        for _ in range(3):
+            models.step(unet, inputs)
+        where(unet, unet.up_blocks)
+        ours = [models.step(unet, inputs) for _ in range(2)]
+    theirs = [models.step(unet, inputs) for _ in range(2)]
+    for one, other in zip(ours, theirs, strict=True):
+        assert models.errors(one, other)[1] < 0.02
+    assert models.errors(*ours)[1] > 0.04
 
 
 @torch.no_grad()

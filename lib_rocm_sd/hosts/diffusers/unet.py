@@ -15,6 +15,8 @@ import lib_rocm_sd.hosts.read  # noqa: F401 - knows the hosts' classes
 from lib_rocm_sd.engine.engine import engine, is_compiling
 from lib_rocm_sd.engine.session import DEFAULT, Session
 from lib_rocm_sd.hosts.timed import Hook as Hooked
+from lib_rocm_sd.modules.stand_in import StandIn
+from lib_rocm_sd.modules.watch import Watch
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM
 from lib_rocm_sd.unet.hook import Hook
 from lib_rocm_sd.unet.merged import hosts_weight
@@ -25,6 +27,8 @@ HOOKED = "_diffusers_hook"
 modules that come next on another stream. Prompts and time embeddings of all blocks are made by the
 first, which would read them too soon. Read in diffusers 0.42.1, hooks/hooks.py.
 """
+KNOWN = ("accelerate.", "diffusers.", "peft.", "torch.")
+"""Packages whose forwards write to no adapter amid a call of the model."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,7 @@ def patched_unet(
     if left:
         told = ", ".join(f"{count} x {kind} ({why})" for kind, why, count in left)
         session.report.event(f"diffusers: blocks of the {part} left alone: {told}")
-    within = [module for module in unet.modules() if module is not unet]
-    hooks = [each for m in within for each in (m._forward_pre_hooks, m._forward_hooks)]
-    begins = unet.register_forward_pre_hook(Hooked(partial(_step_begins, taken, hooks)))
+    begins = unet.register_forward_pre_hook(Hooked(partial(_step_begins, taken, _Around(unet))))
     ends = unet.register_forward_hook(Hooked(partial(_step_ends, taken)), always_call=True)
     try:
         yield UnetPatch(taken)
@@ -88,10 +90,48 @@ def patched_unet(
         taken.give_back()
 
 
-def _step_begins(taken: UnetTakeover, hooks: Sequence[Any], *_: Any) -> None:
-    """`hooks`: within the model. Where somebody has any, they may write to adapters amid a call."""
+class _Around:
+    """Tells whether a call of a model runs only code that is known to write to no adapter, but for
+    what blocks of ours call.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._watch, self._is_known = model, Watch([model]), False
+
+    def is_known(self) -> bool:
+        own = vars(self._model).get("forward")
+        if own is not None and not _is_known(own):
+            return False
+        if not self._is_known or not self._watch.same():
+            found = dict(_outside(self._model))
+            self._watch = Watch([self._model, *found])
+            self._is_known = all(
+                (is_block or ("forward" not in vars(each) and _is_known(type(each).forward)))
+                and not (each._forward_hooks or each._forward_pre_hooks)
+                for each, is_block in found.items()
+            )
+        return self._is_known
+
+
+def _outside(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """The modules within that lie in no block of ours; True for the blocks themselves."""
+    for child in filter(None, module._modules.values()):
+        forward = vars(child).get("forward")
+        is_block = isinstance(forward, StandIn) and forward.is_put_in
+        yield child, is_block
+        if not is_block:
+            yield from _outside(child)
+
+
+def _is_known(forward: Any) -> bool:
+    """accelerate's is a partial."""
+    table = getattr(getattr(forward, "func", forward), "__globals__", {})
+    return str(table.get("__name__")).startswith(KNOWN)
+
+
+def _step_begins(taken: UnetTakeover, around: _Around, *_: Any) -> None:
     if not is_compiling():
-        taken.step_begins(not any(hooks))
+        taken.step_begins(around.is_known)
 
 
 def _step_ends(taken: UnetTakeover, *_: Any) -> None:
