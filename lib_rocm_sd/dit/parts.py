@@ -7,10 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
+
+
+@dataclass(frozen=True, eq=False)
+class Called:
+    """A linear layer, or a norm, that is called as it is: its weights are brought, or made, in each
+    call.
+    """
+
+    module: Any
+
+    @property
+    def in_features(self) -> int:
+        return int(self.module.in_features)
+
+    @property
+    def out_features(self) -> int:
+        return int(self.module.out_features)
+
+
+Layer: TypeAlias = "nn.Linear | Called"
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,14 +42,14 @@ class Heads:
     """
 
     module: nn.Module
-    to_qkv: tuple[nn.Linear, ...]
-    to_out: nn.Linear | None
+    to_qkv: tuple[Layer, ...]
+    to_out: Layer | None
     norm_q: nn.Module | None
     norm_k: nn.Module | None
     eps: float = 0.0
     across: bool = False
 
-    def leaves(self) -> list[nn.Module]:
+    def leaves(self) -> list[nn.Module | Called]:
         more = (self.to_out, self.norm_q, self.norm_k)
         return [*self.to_qkv, *(layer for layer in more if layer is not None)]
 
@@ -51,10 +71,10 @@ class Heads:
 class FeedForward:
     """down(gelu(up(x))), by the approximation with tanh."""
 
-    up: nn.Linear
-    down: nn.Linear
+    up: Layer
+    down: Layer
 
-    def leaves(self) -> list[nn.Module]:
+    def leaves(self) -> list[nn.Module | Called]:
         return [self.up, self.down]
 
 
@@ -67,14 +87,14 @@ class Stream:
     weights. `norm2` and `feed_forward` are None where the stream ends with this block's attention.
     """
 
-    modulation: nn.Linear | None
+    modulation: Layer | None
     rows: tuple[str, ...]
     norm1: nn.LayerNorm
     heads: Heads
     norm2: nn.LayerNorm | None
     feed_forward: FeedForward | None
 
-    def leaves(self) -> list[nn.Module]:
+    def leaves(self) -> list[nn.Module | Called]:
         first = [] if self.modulation is None else [self.modulation]
         more = [] if self.feed_forward is None else self.feed_forward.leaves()
         return [*first, *self.heads.leaves(), *more]
@@ -111,7 +131,7 @@ class Joint:
     bounded: Bounded | None = None
     bounds_both: bool = False
 
-    def leaves(self) -> list[nn.Module]:
+    def leaves(self) -> list[nn.Module | Called]:
         """Those whose parameters we read."""
         own = [] if self.own is None else self.own.leaves()
         return [*self.picture.leaves(), *self.prompt.leaves(), *own]
@@ -129,14 +149,14 @@ class Single:
     make what goes into GELU, too, behind queries, keys and values. `bounded` as of Joint.
     """
 
-    modulation: nn.Linear | None
+    modulation: Layer | None
     norm: nn.LayerNorm
     heads: Heads
-    to_out: nn.Linear
+    to_out: Layer
     count: int
     bounded: Bounded | None
 
-    def leaves(self) -> list[nn.Module]:
+    def leaves(self) -> list[nn.Module | Called]:
         """Those whose parameters we read."""
         first = [] if self.modulation is None else [self.modulation]
         return [*first, *self.heads.leaves(), self.to_out]
@@ -156,11 +176,11 @@ class Crossed:
     """
 
     stream: Stream
-    norm: nn.LayerNorm | None
+    norm: nn.LayerNorm | Called | None
     crossing: Heads
     heads: int
 
-    def leaves(self) -> list[nn.Module]:
+    def leaves(self) -> list[nn.Module | Called]:
         """Those whose parameters we read."""
         norm = [] if self.norm is None else [self.norm]
         return [*self.stream.leaves(), *norm, *self.crossing.leaves()]
@@ -179,14 +199,14 @@ class Sandwich:
     such factors. `norms`: in that order. `up`: it and what makes `gated`.
     """
 
-    modulation: nn.Linear | None
+    modulation: Layer | None
     norms: tuple[nn.Module, ...]
     heads: Heads
-    up: tuple[nn.Linear, nn.Linear]
-    down: nn.Linear
+    up: tuple[Layer, Layer]
+    down: Layer
     count: int
 
-    def leaves(self) -> list[nn.Module]:
+    def leaves(self) -> list[nn.Module | Called]:
         """Those whose parameters we read."""
         first = [] if self.modulation is None else [self.modulation]
         return [*self.heads.leaves(), *first, *self.norms, *self.up, self.down]

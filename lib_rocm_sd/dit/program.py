@@ -11,9 +11,11 @@ from torch import nn
 from lib_rocm_sd.calls import Calls, shielded
 from lib_rocm_sd.dit.parts import (
     ATTENTION,
+    Called,
     Crossed,
     Heads,
     Joint,
+    Layer,
     Sandwich,
     Single,
     Stream,
@@ -24,7 +26,7 @@ from lib_rocm_sd.ops.layer_norm.heads import HeadsInputs
 from lib_rocm_sd.ops.layer_norm.modulated import ModulatedInputs
 from lib_rocm_sd.ops.layer_norm.op import LAYER_NORM_MODULATED, RMS_NORM_HEADS
 from lib_rocm_sd.unet import compute
-from lib_rocm_sd.unet.blocks import Means
+from lib_rocm_sd.unet.blocks import Means, called
 
 Rows = dict[str, torch.Tensor]
 """What a modulation makes, (N, C) each, by name."""
@@ -136,7 +138,7 @@ def _single(
     rows: Rows = dict(zip(ATTENTION, each, strict=True))
     inputs = ModulatedInputs(x, rows["scale"], rows["shift"], parts.norm.eps)
     normed = calls.run("norm", LAYER_NORM_MODULATED, inputs).flatten(0, 1)
-    made = compute.linear(calls, "qkv", normed, *parts.heads.to_qkv)
+    made = _linear(calls, "qkv", normed, *parts.heads.to_qkv)
     del inputs, normed
     qkv = made[:, : 3 * width].unflatten(0, x.shape[:2])
     stream, turned = (qkv, parts.heads), (rotary, rotary_sin)
@@ -145,7 +147,7 @@ def _single(
     joined[:, :width] = mixed.flatten(0, 1)
     del made, qkv, mixed, stream
     torch.ops.aten.gelu_(joined[:, width:], approximate="tanh")
-    h = compute.linear(calls, "out", joined, parts.to_out).view(x.shape)
+    h = _linear(calls, "out", joined, parts.to_out).view(x.shape)
     torch.addcmul(x, rows["gate"][:, None], h, out=h)
     _bound(parts, h)
     return h
@@ -173,10 +175,12 @@ def _crossed(
     mixed = _out(calls, "own.out", stream.heads, mixed)
     x = torch.addcmul(x, rows["gate"][:, None], mixed)
     normed = x.flatten(0, 1)
-    if parts.norm is not None:
+    if isinstance(parts.norm, Called):
+        normed = called(parts.norm.module, normed, {})
+    elif parts.norm is not None:
         normed, _, _ = compute.layer_norm(calls, "cross.norm", normed, parts.norm)
-    q = compute.linear(calls, "cross.q", normed, heads.to_qkv[0])
-    kv = compute.linear(calls, "cross.kv", context.reshape(-1, context.shape[2]), *heads.to_qkv[1:])
+    q = _linear(calls, "cross.q", normed, heads.to_qkv[0])
+    kv = _linear(calls, "cross.kv", context.reshape(-1, context.shape[2]), *heads.to_qkv[1:])
     q, kv = (made.unflatten(0, (len(x), -1)) for made in (q, kv))
     k, v = kv.chunk(2, 2)
     if heads.across:
@@ -185,7 +189,7 @@ def _crossed(
     mixed = compute.attention(calls, "cross.attention", q, k, v, mask)
     del q, k, v, kv, normed
     flat = mixed.flatten(0, 1)
-    x = compute.linear(calls, "cross.out", flat, heads.to_out, residual=x.flatten(0, 1))
+    x = _linear(calls, "cross.out", flat, heads.to_out, residual=x.flatten(0, 1))
     x, gate, h = _fed(calls, "x", x.view(mixed.shape), None, stream, rows)
     return torch.addcmul(x, gate, h)
 
@@ -200,19 +204,19 @@ def _sandwich(
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     def attention(h: torch.Tensor) -> torch.Tensor:
-        qkv = compute.linear(calls, "qkv", h.flatten(0, 1), *parts.heads.to_qkv)
+        qkv = _linear(calls, "qkv", h.flatten(0, 1), *parts.heads.to_qkv)
         stream, turned = (qkv.unflatten(0, h.shape[:2]), parts.heads), (rotary, rotary_sin)
         mixed = _attended(calls, "own", parts.count, stream, rotary=turned, mask=mask)
         return _out(calls, "out", parts.heads, mixed)
 
     def feed_forward(h: torch.Tensor) -> torch.Tensor:
-        up, gated = compute.linear(calls, "up", h.flatten(0, 1), *parts.up).chunk(2, 1)
+        up, gated = _linear(calls, "up", h.flatten(0, 1), *parts.up).chunk(2, 1)
         up = nn.functional.silu(up).mul_(gated)
-        return compute.linear(calls, "down", up, parts.down).view(h.shape)
+        return _linear(calls, "down", up, parts.down).view(h.shape)
 
     x, rows = x.contiguous(), None
     if parts.modulation is not None and embedding is not None:
-        made = compute.linear(calls, "modulation", embedding, parts.modulation)
+        made = _linear(calls, "modulation", embedding, parts.modulation)
         rows = made.view(len(x), 4, 1, -1).unbind(1)
     for place, part in ((0, attention), (2, feed_forward)):
         h = _rms(x, parts.norms[place])
@@ -223,13 +227,29 @@ def _sandwich(
 
 
 def _modulation(
-    calls: Calls, embedding: torch.Tensor, width: int, *layers: nn.Linear | None
+    calls: Calls, embedding: torch.Tensor, width: int, *layers: Layer | None
 ) -> tuple[torch.Tensor, ...]:
     """What these layers make, (N, C) each; without layers, the rows of `embedding` (N, rows, C)."""
     if None in layers:
         return embedding.unbind(1)
-    made = compute.linear(calls, "modulation", nn.functional.silu(embedding), *layers)
+    made = _linear(calls, "modulation", nn.functional.silu(embedding), *layers)
     return made.view(len(made), -1, width).unbind(1)
+
+
+def _linear(
+    calls: Calls, place: str, x: torch.Tensor, *layers: Any, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`compute.linear`, where none of the layers is to be called as it is."""
+    if not any(isinstance(layer, Called) for layer in layers):
+        return compute.linear(calls, place, x, *layers, residual=residual)
+    each = [
+        called(layer.module, x, {})
+        if isinstance(layer, Called)
+        else compute.linear(calls, f"{place} {number}", x, layer)
+        for number, layer in enumerate(layers)
+    ]
+    made = torch.cat(each, 1) if len(each) > 1 else each[0]
+    return made if residual is None else residual + made
 
 
 def _bound(parts: Joint | Single, made: torch.Tensor) -> None:
@@ -249,7 +269,7 @@ def _projected(
     """Queries, keys and values (N, tokens, 3 C) of a stream x, normalised and modulated first."""
     inputs = ModulatedInputs(x, rows[f"{of}scale"], rows[f"{of}shift"], stream.norm1.eps)
     normed = calls.run(f"{place}.norm1", LAYER_NORM_MODULATED, inputs).flatten(0, 1)
-    made = compute.linear(calls, f"{place}.qkv", normed, *heads.to_qkv)
+    made = _linear(calls, f"{place}.qkv", normed, *heads.to_qkv)
     return made.unflatten(0, x.shape[:2])
 
 
@@ -266,8 +286,8 @@ def _attended(
     """
     (qkv, heads), (more, others) = streams[0], (*streams, (None, None))[1]
     if more is not None or heads.norm_q is not None or rotary[0] is not None:
-        q, k = _weights(heads)
-        more_q, more_k = _weights(others)
+        q, k = _weights(heads, qkv)
+        more_q, more_k = _weights(others, qkv)
         eps = heads.eps, 0.0 if others is None else others.eps
         inputs = HeadsInputs(qkv, more, q, k, more_q, more_k, count, *eps, *rotary)
         qkv = calls.run(f"{place}.qk", RMS_NORM_HEADS, inputs)
@@ -283,23 +303,25 @@ def _rms(x: torch.Tensor, norm: Any) -> torch.Tensor:
     """RMSNorm of x (.., C), by torch: rows of our kernel are heads, which are not as long. On GPUs
     autocast would make it float32.
     """
-    weight = norm._parameters["weight"]
+    weight = norm._parameters["weight"].to(x)
     with shielded(x.device):
         return nn.functional.rms_norm(x, weight.shape, weight, norm.eps)
 
 
-def _weights(heads: Heads | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Those of norms over each head."""
+def _weights(
+    heads: Heads | None, x: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Those of norms over each head, in the dtype and on the device of x."""
     none = heads is None or heads.across
     norms: Any = (None, None) if heads is None or none else heads.norms
     every = ({} if norm is None else norm._parameters for norm in norms)
-    q, k = (next((each for each in own.values() if each is not None), None) for own in every)
+    q, k = (next((each.to(x) for each in own.values() if each is not None), None) for own in every)
     return q, k
 
 
 def _out(calls: Calls, place: str, heads: Heads, mixed: torch.Tensor) -> torch.Tensor:
     """What to_out makes of attention's result (N, tokens, C)."""
-    made = compute.linear(calls, place, mixed.reshape(-1, mixed.shape[2]), heads.to_out)
+    made = _linear(calls, place, mixed.reshape(-1, mixed.shape[2]), heads.to_out)
     return made.view(*mixed.shape[:2], -1)
 
 
@@ -323,7 +345,7 @@ def _fed(
         inputs = inputs._replace(added=added, gate=rows["gate"])
         h, x = calls.run(f"{place}.norm2", LAYER_NORM_MODULATED, inputs)
     del inputs, added
-    h = compute.linear(calls, f"{place}.up", h.flatten(0, 1), ff.up)
+    h = _linear(calls, f"{place}.up", h.flatten(0, 1), ff.up)
     h = nn.functional.gelu(h, approximate="tanh")
-    h = compute.linear(calls, f"{place}.down", h, ff.down)
+    h = _linear(calls, f"{place}.down", h, ff.down)
     return x, rows["ff gate"][:, None], h.view(x.shape)

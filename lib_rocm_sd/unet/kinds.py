@@ -18,7 +18,8 @@ from lib_rocm_sd.unet.weights import Slots
 @dataclass(frozen=True, eq=False)
 class Reading:
     """A module as it was read: its parts, or the reasons why not. `partly`: why modules within are
-    called as they are. `leaves`: those whose parameters we read, which are in `slots`.
+    called as they are. `leaves`: those whose parameters we read where they lie, which are in
+    `slots`; `lasts`: no others are read.
     """
 
     parts: Parts | None
@@ -27,6 +28,7 @@ class Reading:
     leaves: tuple[nn.Module, ...]
     watch: Watch
     slots: Slots = ((), ())
+    lasts: bool = True
 
 
 @dataclass(frozen=True, eq=False)

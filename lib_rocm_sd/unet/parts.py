@@ -232,9 +232,9 @@ class Ends:
 
 
 class Parts(Protocol):
-    """Those of a block of some kind, here or in dit/parts.py."""
+    """Those of a block of some kind, here or in dit/parts.py, where some are called as they are."""
 
-    def leaves(self) -> list[nn.Module]: ...
+    def leaves(self) -> list[Any]: ...
 
 
 class ImageCall(NamedTuple):

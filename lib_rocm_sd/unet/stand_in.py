@@ -135,7 +135,7 @@ class BlockStandIn(StandIn):
             return None
         if _suits(call, reading):
             return call
-        weight = hosts_weight(reading.leaves[0])
+        weight = hosts_weight(reading.leaves[0]) if reading.leaves else None
         if weight is not None and weight.dtype not in HALVES:
             self._reading = self._read()  # dtypes are not watched
         return None
@@ -241,7 +241,8 @@ class BlockStandIn(StandIn):
             rows.begin(self.module)
         elif self._left:
             raise UnknownModuleError((self._left,))
-        calls = begin(self._session, routes, self._means.graphs if rows is None else None, rows)
+        graphs = self._means.graphs if rows is None and reading.lasts else None
+        calls = begin(self._session, routes, graphs, rows)
         self._means.spot.is_whole = True
         run = partial(self.kind.run, reading.parts, asked, self._means, calls)
         capture = engine.capture
@@ -305,7 +306,8 @@ def _suits(call: Any, reading: Reading) -> bool:
     """True where x has the weights' dtype and device, and all that ours reads is there."""
     if call is None:
         return False
-    x, weight = call.x, hosts_weight(reading.leaves[0])
+    x = call.x
+    weight = hosts_weight(reading.leaves[0]) if reading.leaves else x
     if type(x) is not torch.Tensor or weight is None:
         return False
     dtype = x.dtype

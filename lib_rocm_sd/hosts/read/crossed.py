@@ -74,7 +74,7 @@ def pixart_call(
 
 
 def _rows_of(table: torch.Tensor, embedding: Any, x: torch.Tensor) -> torch.Tensor:
-    """The block's own table of six rows, to which those of the time embedding are added, (N, 6, C).
+    """A block's own table of six rows, to which those of the time embedding are added, (N, 6, C).
     UnknownModuleError where they do not go together.
     """
     rows = table.view(1, 6, -1)
@@ -156,7 +156,7 @@ def _made(
     first, between, last = norms
     norm1, norm2 = found.bare_norm(module, first), found.bare_norm(module, last)
     plain = between is None or type(getattr(module, between)) is nn.Identity
-    norm = None if plain or between is None else found.layer_norm(module, between)
+    norm = None if plain or between is None else found.norm(module, between)
     own, crossing = heads
     if norm1 is None or norm2 is None or (norm is None and not plain):
         return None
@@ -206,7 +206,7 @@ def comfys_pixart_call(
     """The prompts lie one after another in y (1, N words, C); `mask` would be their lengths."""
     if mask is not None:
         raise UnknownModuleError(("its prompts have lengths",))
-    rows = _rows_of(getattr(module, _TABLE), t, x)
+    rows = _rows_of(getattr(module, _TABLE).to(x), t, x)
     if y.ndim != 3 or y.shape[0] * y.shape[1] % len(x):
         raise apart(x=x, y=y)
     context = y.reshape(len(x), -1, y.shape[2])
@@ -250,7 +250,7 @@ def comfys_wan_call(
     """The time embedding is e (N, 6, C) or (N, 1, 6, C)."""
     if e.ndim != 3 and e.shape[1] != 1:
         raise UnknownModuleError((_OWN_TIMES,))
-    rows = _rows_of(getattr(module, _COMFYS_TABLE), e, x)
+    rows = _rows_of(getattr(module, _COMFYS_TABLE).to(x), e, x)
     rotary = comfys_rotary_of(freqs, x.shape[1])
     return tokens_call(x, context, rows, lambda made: made, *rotary, rows=True)
 
@@ -270,7 +270,7 @@ def comfys_wan(found: Findings, module: Any) -> Crossed | None:
     up = down = None
     if found.listed(module, "ffn", "", 3):
         found.gelu(module, "ffn.1")
-        up, down = found.linear(module, "ffn.0"), found.linear(module, "ffn.2")
+        up, down = found.layer(module, "ffn.0"), found.layer(module, "ffn.2")
     feed_forward = None if up is None or down is None else FeedForward(up, down)
     counts = module.self_attn.num_heads, module.cross_attn.num_heads
     return _made(found, module, ("norm1", "norm3", "norm2"), heads, feed_forward, counts)

@@ -23,6 +23,7 @@ from lib_rocm_sd.dit.parts import (
     FeedForward,
     Heads,
     Joint,
+    Layer,
     Stream,
     TokensCall,
 )
@@ -170,8 +171,8 @@ def heads_of(
     out: str | None,
     norms: tuple[str, str],
 ) -> Heads | None:
-    to_qkv = [found.linear(module, key, name) for key in layers]
-    to_out = None if out is None else found.linear(module, out, name)
+    to_qkv = [found.layer(module, key, name) for key in layers]
+    to_out = None if out is None else found.layer(module, out, name)
     if out == "to_out.0" and found.listed(module, "to_out", name, 2):
         found.no_dropout(module, "to_out.1", name)
     there = [getattr(module, key, None) is not None for key in norms]
@@ -225,10 +226,10 @@ def stream_of(
     return Stream(modulation, rows, norm1, heads, norm2, feed_forward)
 
 
-def modulation_of(found: Findings, norm: Any, name: str) -> nn.Linear | None:
+def modulation_of(found: Findings, norm: Any, name: str) -> Layer | None:
     """The layer of SiLU of the time embedding that a norm of diffusers' has."""
     found.silu(norm, "silu", name)
-    return found.linear(norm, "linear", name)
+    return found.layer(norm, "linear", name)
 
 
 def feed_forward_of(found: Findings, module: Any, name: str) -> FeedForward | None:
@@ -240,7 +241,7 @@ def feed_forward_of(found: Findings, module: Any, name: str) -> FeedForward | No
         return None
     found.settings(net[0], f"{name}.net.0", {"approximate": "tanh"})
     found.no_dropout(module, "net.1", name)
-    up, down = found.linear(module, "net.0.proj", name), found.linear(module, "net.2", name)
+    up, down = found.layer(module, "net.0.proj", name), found.layer(module, "net.2", name)
     return None if up is None or down is None else FeedForward(up, down)
 
 
@@ -295,7 +296,7 @@ def _comfys_stream(
     modulation = None
     if found.listed(block, "adaLN_modulation", name, 2):
         found.silu(block, "adaLN_modulation.0", name)
-        modulation = found.linear(block, "adaLN_modulation.1", name)
+        modulation = found.layer(block, "adaLN_modulation.1", name)
     norm1, heads = found.bare_norm(block, "norm1", name), _comfys_heads(found, block, "attn", name)
     norm2 = feed_forward = None
     if not ends:
@@ -314,7 +315,7 @@ def comfys_feed_forward(found: Findings, mlp: Any, name: str) -> FeedForward | N
     found.gelu(mlp, "act", name)
     for dropout in ("drop1", "drop2", "norm"):
         found.no_dropout(mlp, dropout, name)
-    up, down = (found.linear(mlp, layer, name) for layer in ("fc1", "fc2"))
+    up, down = (found.layer(mlp, layer, name) for layer in ("fc1", "fc2"))
     return None if up is None or down is None else FeedForward(up, down)
 
 
@@ -326,9 +327,9 @@ def _comfys_heads(found: Findings, block: Any, key: str, name: str) -> Heads | N
         return None
     found.settings(module, name, {"num_heads": block.attn.num_heads})
     found.no_dropout(module, "proj_drop", name)
-    qkv = found.linear(module, "qkv", name)
+    qkv = found.layer(module, "qkv", name)
     ends = bool(module.pre_only)
-    out = None if ends else found.linear(module, "proj", name)
+    out = None if ends else found.layer(module, "proj", name)
     plain = [type(getattr(module, each, None)) is nn.Identity for each in ("ln_q", "ln_k")]
     norms = norms_of(found, module, name, ("ln_q", "ln_k"), not all(plain))
     if qkv is None or (out is None and not ends):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from lib_rocm_sd.dit.parts import Called, Layer
 from lib_rocm_sd.modules.patches import is_the_classs, named
 from lib_rocm_sd.modules.watch import (
     CONV_SETTINGS,
@@ -44,6 +45,14 @@ LINEAR_CLASSES = {
     "modules.models.sd3.mmdit.QkvLinear",
     FORGES_LINEAR,
 }
+CASTING_LAYER_NORM = "comfy.ops.manual_cast.LayerNorm"
+CASTING_CLASSES = {
+    "comfy.ops.manual_cast.Linear",
+    "comfy.ops.fp8_ops.Linear",
+    "comfy.ops.scaled_fp8_ops.<locals>.scaled_fp8_op.Linear",
+    CASTING_LAYER_NORM,
+}
+"""Those that always cast their weights, as of a checkpoint in fp8."""
 FP32_LAYER_NORM = "diffusers.models.normalization.FP32LayerNorm"
 """Its weights may be float32 where all others are not."""
 LAYER_NORM_CLASSES = {
@@ -57,11 +66,14 @@ RMS_NORM_CLASSES = {
     "torch.nn.modules.normalization.RMSNorm",
     "diffusers.models.normalization.RMSNorm",
     "comfy.ops.disable_weight_init.RMSNorm",
+    "comfy.ops.manual_cast.RMSNorm",
     "comfy.ldm.flux.layers.RMSNorm",
     "backend.nn.flux.RMSNorm",
     "comfy.ldm.modules.diffusionmodules.mmdit.RMSNorm",
     "modules.models.sd3.mmdit.RMSNorm",
 }
+CASTING_RMS_NORMS = ("comfy", "backend")
+"""Packages whose RMSNorms cast their weights to the dtype of their input."""
 _SCALES = ("weight", "scale")
 GROUP_NORM_CLASSES = {
     "torch.nn.modules.normalization.GroupNorm",
@@ -97,6 +109,7 @@ hosts/read/peft.py says so when it is imported.
 _PLAIN = (bool, int, float, str, tuple, type(None))
 """Attributes of these types are settings, which can be compared."""
 _BRINGS = "brings its weights from elsewhere in each call"
+_CALLED = "layers that bring or make their weights in each call are called as they are"
 
 
 class Findings:
@@ -117,6 +130,8 @@ class Findings:
         """Those of classes that are no modules, each an owner and a name."""
         self.partly: list[str] = []
         """Why modules within are called as they are, where the rest could be read."""
+        self.casting: set[nn.Module] = set()
+        """Norms whose weights need not lie where the others do."""
         self.family = family
         self._hosts_own = frozenset(hosts_own)
 
@@ -308,6 +323,27 @@ class Findings:
         """What is there if it is a plain Linear, with or without a bias."""
         return self._leaf(_at(owner, path, within), nn.Linear, LINEAR_CLASSES, {})
 
+    def layer(self, owner: Any, path: str, within: str = "") -> Layer | None:
+        """As `linear`; one that brings, or makes, its weights in each call is to be called."""
+        called = self._called(_at(owner, path, within)[0], LINEAR_CLASSES)
+        return called or self.linear(owner, path, within)
+
+    def norm(self, owner: Any, path: str) -> nn.LayerNorm | Called | None:
+        """As `layer`, for a LayerNorm with weight."""
+        called = self._called(_at(owner, path, "")[0], LAYER_NORM_CLASSES)
+        return called or self.layer_norm(owner, path)
+
+    def _called(self, module: Any, classes: Container[str]) -> Called | None:
+        """A module of a known class, if its class, or itself, casts or makes its weights."""
+        path = f"{type(module).__module__}.{type(module).__qualname__}"
+        casts = any(getattr(module, key, False) for key in CASTS) or _is_changed(module)
+        if path not in CASTING_CLASSES and not (path in classes and casts):
+            return None
+        if _CALLED not in self.partly:
+            self.partly.append(_CALLED)
+        self._watch_casting(module)
+        return Called(module)
+
     def projection(self, owner: Any, path: str, within: str = "") -> nn.Module | None:
         """What is there if it is a Linear or a 1x1 convolution."""
         if isinstance(beneath(_at(owner, path, within)[0]), nn.Conv2d):
@@ -333,7 +369,7 @@ class Findings:
         """What is there if it is a LayerNorm of the last dimension, without parameters."""
         module, name = _at(owner, path, within)
         cls = type(module)
-        if f"{cls.__module__}.{cls.__qualname__}" not in LAYER_NORM_CLASSES:
+        if f"{cls.__module__}.{cls.__qualname__}" not in {*LAYER_NORM_CLASSES, CASTING_LAYER_NORM}:
             self._other_class(module, name, "LayerNorm")
             return None
         if module.elementwise_affine or len(module.normalized_shape) != 1:
@@ -357,7 +393,9 @@ class Findings:
             self.add(f"{name} has {', '.join(sorted(own)) or 'no weight'}")
             return None
         if "weight" in own:
-            self._plain(module, name, {})
+            self._plain(module, name, {}, casts=True)
+        if cls.__module__.partition(".")[0] in CASTING_RMS_NORMS:
+            self.casting.add(module)
         self._as_its_class(module, name)
         return module
 
@@ -482,20 +520,31 @@ class Findings:
         else:
             self.add(f"{name} is {_described(module)}, not a {wanted}")
 
-    def _plain(self, module: nn.Module, name: str, expected: Mapping[str, Any]) -> None:
+    def _plain(
+        self, module: nn.Module, name: str, expected: Mapping[str, Any], casts: bool = False
+    ) -> None:
+        """Notes what is not as expected. `casts`: it may cast its weights in each call."""
         self.untouched(module, name)
         self.settings(module, name, expected, watched=False)
         if getattr(module, "lora_layer", None) is not None:
             self.add(f"{name} has a LoRA layer")
-        if any(getattr(module, key, False) for key in CASTS):
+        if any(getattr(module, key, False) for key in CASTS) and not casts:
             self.add(f"{name} {_BRINGS}")
-        if any(getattr(module, key, None) is not None for key in CHANGES) or any(
-            getattr(module, key, None) for key in WEIGHT_FUNCTIONS
-        ):
+        if _is_changed(module):
             self.add(f"{name} has its weights changed in each call")
         for key, value in module._parameters.items():
             if value is not None and type(value) is not nn.Parameter:
                 self.add(f"{name}.{key} is a {type(value).__name__}")
+        self._watch_casting(module)
+        children = [key for key, child in module._modules.items() if child is not None]
+        extra = {key for key, value in module._parameters.items() if value is not None}
+        for key in [*children, *sorted(extra - {"weight", "bias"})]:
+            self.add(f"{name} has a {key}")
+        if module._parameters.get("weight") is None:
+            self.add(f"{name} has no weight of its own")
+
+    def _watch_casting(self, module: nn.Module) -> None:
+        """Remembers how a layer comes by its weights."""
         own = vars(module)
         for flag in (flag for flag in CASTS if hasattr(module, flag)):
             changes = CHANGES if flag == FORGES_CAST else ()
@@ -506,12 +555,13 @@ class Findings:
                 (own, key, list(value) if isinstance(value, list) else value)  # as it is now
                 for key, value in zip(keys, values, strict=True)
             ]
-        children = [key for key, child in module._modules.items() if child is not None]
-        extra = {key for key, value in module._parameters.items() if value is not None}
-        for key in [*children, *sorted(extra - {"weight", "bias"})]:
-            self.add(f"{name} has a {key}")
-        if module._parameters.get("weight") is None:
-            self.add(f"{name} has no weight of its own")
+
+
+def _is_changed(module: Any) -> bool:
+    """Whether a layer computes with something else than its weights."""
+    return any(getattr(module, key, None) is not None for key in CHANGES) or any(
+        getattr(module, key, None) for key in WEIGHT_FUNCTIONS
+    )
 
 
 def beneath(module: Any) -> Any:

@@ -26,6 +26,7 @@ from lib_rocm_sd.dit.parts import (
     FeedForward,
     Heads,
     Joint,
+    Layer,
     Single,
     Stream,
     TokensCall,
@@ -190,11 +191,11 @@ def single(found: Findings, module: Any) -> Single | None:
     found.gelu(module, "act_mlp")
     layers = ("to_qkv",) if plain and attn.fused_projections else ("to_q", "to_k", "to_v")
     heads = heads_of(found, attn, "attn", layers, None, ("norm_q", "norm_k")) if plain else None
-    up = found.linear(module, "proj_mlp")
+    up = found.layer(module, "proj_mlp")
     if heads is not None and up is not None:
         heads = replace(heads, to_qkv=(*heads.to_qkv, up))
     modulation = None if is_given else modulation_of(found, norm, "norm")
-    bare, to_out = found.bare_norm(norm, "norm", "norm"), found.linear(module, "proj_out")
+    bare, to_out = found.bare_norm(norm, "norm", "norm"), found.layer(module, "proj_out")
     return _fitting(found, modulation, bare, heads, to_out, attn.heads, CLIP)
 
 
@@ -229,10 +230,10 @@ def plain_processor(found: Findings, attn: Any, name: str, home: ModuleType) -> 
 
 def _fitting(
     found: Findings,
-    modulation: nn.Linear | None,
+    modulation: Layer | None,
     norm: nn.LayerNorm | None,
     heads: Heads | None,
-    to_out: nn.Linear | None,
+    to_out: Layer | None,
     count: int,
     bounded: Bounded,
 ) -> Single | None:
@@ -340,7 +341,7 @@ def comfys_single(found: Findings, module: Any) -> Single | None:
         return None
     found.watch(module, "num_heads", "hidden_size", "mlp_hidden_dim")
     found.gelu(module, "mlp_act")
-    linear1, linear2 = found.linear(module, "linear1"), found.linear(module, "linear2")
+    linear1, linear2 = found.layer(module, "linear1"), found.layer(module, "linear2")
     norms = _comfys_norms(found, module, "norm")
     heads = None if linear1 is None or norms is None else Heads(module, (linear1,), None, *norms)
     modulation = _modulation(found, module, "modulation")
@@ -361,12 +362,12 @@ def _comfys_stream(found: Findings, block: Any, name: str) -> Stream | None:
     if not found.block(attn, within, ("SelfAttention",), ("qkv", "norm", "proj")):
         return None
     found.settings(attn, within, {"num_heads": block.num_heads})
-    qkv, proj = found.linear(attn, "qkv", within), found.linear(attn, "proj", within)
+    qkv, proj = found.layer(attn, "qkv", within), found.layer(attn, "proj", within)
     norms = _comfys_norms(found, attn, "norm", within)
     up = down = None
     if found.listed(block, mlp, "", 3):
         found.gelu(block, f"{mlp}.1")
-        up, down = found.linear(block, f"{mlp}.0"), found.linear(block, f"{mlp}.2")
+        up, down = found.layer(block, f"{mlp}.0"), found.layer(block, f"{mlp}.2")
     if norm1 is None or norm2 is None or qkv is None or proj is None:
         return None
     if norms is None or up is None or down is None:
@@ -375,11 +376,11 @@ def _comfys_stream(found: Findings, block: Any, name: str) -> Stream | None:
     return Stream(modulation, ATTENTION + FEED_FORWARD, norm1, heads, norm2, FeedForward(up, down))
 
 
-def _modulation(found: Findings, block: Any, name: str) -> nn.Linear | None:
+def _modulation(found: Findings, block: Any, name: str) -> Layer | None:
     module = getattr(block, name, None)
     if module is None or not found.block(module, name, ("Modulation",), ("lin",)):
         return None
-    return found.linear(module, "lin", name)
+    return found.layer(module, "lin", name)
 
 
 def _comfys_norms(found: Findings, owner: Any, key: str, within: str = "") -> Any:

@@ -114,7 +114,7 @@ def _stream(found: Findings, block: Any, name: str, heads: Any) -> Stream | None
     modulation = None
     if found.listed(block, f"{name}_mod", "", 2):
         found.silu(block, f"{name}_mod.0")
-        modulation = found.linear(block, f"{name}_mod.1")
+        modulation = found.layer(block, f"{name}_mod.1")
     norm1, norm2 = (found.bare_norm(block, f"{name}_{norm}") for norm in ("norm1", "norm2"))
     feed_forward = feed_forward_of(found, getattr(block, f"{name}_mlp"), f"{name}_mlp")
     if modulation is None or norm1 is None or norm2 is None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from lib_rocm_sd.calls import Calls
 from lib_rocm_sd.dit import program
+from lib_rocm_sd.dit.parts import Called
 from lib_rocm_sd.hosts.read import crossed, dit, flux, qwen, unet_diffusers, video, zimage
 from lib_rocm_sd.hosts.read.findings import FP32_LAYER_NORM, Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
@@ -34,14 +35,28 @@ def _read(
     found = Findings(family, hosts_own)
     found.everywhere()
     parts = parts_of(found, module)
-    leaves = [] if parts is None else parts.leaves()
+    every = [] if parts is None else parts.leaves()
+    leaves = _fixed(found, every)
     _check_parameters(found, leaves, told)
     modules = list(_seen(module, parts))
     watch = Watch(modules, found.watched, found.functions)
     reasons = tuple(found.reasons)
     if reasons:
         return Reading(None, reasons, (), (), watch)
-    return Reading(parts, (), tuple(found.partly), tuple(leaves), watch, slots_of(leaves))
+    lasts = len(leaves) == len(every)
+    return Reading(parts, (), tuple(found.partly), tuple(leaves), watch, slots_of(leaves), lasts)
+
+
+def _fixed(found: Findings, leaves: Iterable[Any]) -> list[nn.Module]:
+    """Those whose weights are read where they lie: not what is called, nor a norm that casts its
+    weights, unless these lie like the others.
+    """
+    modules = [leaf for leaf in leaves if not isinstance(leaf, Called)]
+    plain = [leaf for leaf in modules if leaf not in found.casting]
+    like = {(p.dtype, p.device) for leaf in plain for p in leaf.parameters()}
+    norms = (leaf for leaf in modules if leaf in found.casting)
+    alike = (n for n in norms if like >= {(p.dtype, p.device) for p in n.parameters()})
+    return [*plain, *alike]
 
 
 def _seen(module: nn.Module, parts: Any) -> Iterator[nn.Module]:

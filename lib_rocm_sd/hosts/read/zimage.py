@@ -62,10 +62,10 @@ def sandwich(found: Findings, module: Any) -> Sandwich | None:
     if not found.block(ff, "feed_forward", ("FeedForward",), layers):
         return None
     found.function(type(ff), "_forward_silu_gating", "feed_forward")
-    up, gated, down = (found.linear(ff, key, "feed_forward") for key in layers)
+    up, gated, down = (found.layer(ff, key, "feed_forward") for key in layers)
     modulation = None
     if module.modulation and found.listed(module, "adaLN_modulation", "", 1):
-        modulation = found.linear(module, "adaLN_modulation.0")
+        modulation = found.layer(module, "adaLN_modulation.0")
     if heads is None or up is None or gated is None or down is None or None in norms:
         return None
     width, count = down.out_features, module.attention.heads

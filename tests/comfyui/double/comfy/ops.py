@@ -50,11 +50,25 @@ class disable_weight_init:  # noqa: N801
 
     class LayerNorm(nn.LayerNorm, CastWeightBiasOp):
         def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs)
+            if self._plain() or self.weight is None:
+                return super().forward(*args, **kwargs)
+            return self.forward_comfy_cast_weights(*args, **kwargs)
+
+        def forward_comfy_cast_weights(self, input):
+            weight, bias = cast_bias_weight(self, input)
+            return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
     class RMSNorm(nn.RMSNorm, CastWeightBiasOp):
+        bias = None
+
         def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs)
+            if self._plain():
+                return super().forward(*args, **kwargs)
+            return self.forward_comfy_cast_weights(*args, **kwargs)
+
+        def forward_comfy_cast_weights(self, input):
+            weight, _ = cast_bias_weight(self, input)
+            return F.rms_norm(input, self.normalized_shape, weight, self.eps)
 
     @classmethod
     def conv_nd(s, dims, *args, **kwargs):  # noqa: N804

@@ -13,7 +13,7 @@ class RMSNorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(dim))
 
     def forward(self, x):
-        return nn.functional.rms_norm(x, self.scale.shape, self.scale, 1e-6)
+        return nn.functional.rms_norm(x, self.scale.shape, self.scale.to(x), 1e-6)
 
 
 class QKNorm(nn.Module):

@@ -47,7 +47,7 @@ class WanAttentionBlock(nn.Module):
         self.modulation = nn.Parameter(torch.randn(1, 6, dim) / 4)
 
     def forward(self, x, e, freqs, context, context_img_len=257, transformer_options={}):  # noqa: B006
-        each = (self.modulation.unsqueeze(0) + e).unbind(2)
+        each = (self.modulation.to(x).unsqueeze(0) + e).unbind(2)
         normed = torch.addcmul(each[0], self.norm1(x), 1 + each[1])
         x = torch.addcmul(x, self.self_attn(normed, freqs, transformer_options), each[2])
         options = {"context_img_len": context_img_len, "transformer_options": transformer_options}
