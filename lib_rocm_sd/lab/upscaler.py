@@ -46,6 +46,7 @@ from lib_rocm_sd.lab.upscaler_models import (
     RRDBNet,
     SRVGGNetCompact,
     SwinIR,
+    level,
     settle,
 )
 from lib_rocm_sd.lab.vae import why_not_compiled
@@ -149,7 +150,7 @@ def _measured(
     dtype, device = getattr(torch, args.dtype), setting.device
     for name in names:
         model = MODELS[name]
-        module = settle((model.small if args.small else model.full)()).to(device)
+        module = level(settle((model.small if args.small else model.full)())).to(device)
         network = Network(name, module, device, dtype, args.small, model.tiling)
         for size in sizes:
             right = exact(network, size)

@@ -373,3 +373,23 @@ def settle(module: nn.Module, seed: int = 0) -> nn.Module:
             values = torch.rand(parameter.shape, generator=generator)
             parameter.data.copy_(values / 4)
     return module.eval().requires_grad_(False)
+
+
+def level(module: nn.Module) -> nn.Module:
+    """Scale the last convolution, so that the result of a picture of random pixels lies around 0.5
+    and what the convolution gives has a standard deviation of 0.15: 98 % of an RRDBNet's values
+    were black or white without. On the CPU, in float32.
+    """
+    *_, last = (each for each in module.modules() if isinstance(each, nn.Conv2d))
+    generator = torch.Generator("cpu").manual_seed(0)
+    kept: list[torch.Tensor] = []
+    hook = last.register_forward_hook(lambda conv, args, made: kept.append(made))
+    with torch.no_grad():
+        picture = torch.rand(1, 3, 16, 16, generator=generator)
+        beside = module(picture).mean() - kept[0].mean()
+        hook.remove()
+        std, mean = torch.std_mean(kept[0], (0, 2, 3))
+        last.weight.mul_((0.15 / std)[:, None, None, None])
+        assert last.bias is not None
+        last.bias.sub_(mean).mul_(0.15 / std).add_(0.5 - beside)
+    return module

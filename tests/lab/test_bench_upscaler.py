@@ -82,6 +82,15 @@ def test_tiles_are_averaged_where_they_overlap() -> None:
     assert row.diff().nonzero().flatten().add(1).tolist() == AVERAGED.borders(44, 24, 8)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_networks_picture_is_no_flat_one(name: str) -> None:
+    """A step that a tile makes is not seen where all is black or white."""
+    module = upscaler.level(upscaler.settle(MODELS[name].small()))
+    made = module(torch.rand(1, 3, 17, 24, generator=torch.Generator().manual_seed(3)))
+    assert ((made < 0) | (made > 1)).float().mean() < 0.2
+    assert abs(made.mean() - 0.5) < 0.1 < made.std()
+
+
 def test_a_seam_is_a_step_of_the_error_at_a_tiles_border() -> None:
     """Tiles of 24 that overlap by 8 begin at 0 and 16 in 40 pixels, four times as large."""
     error = torch.zeros(1, 3, 160, 160)
