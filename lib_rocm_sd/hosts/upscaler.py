@@ -106,6 +106,9 @@ class UpscalerStandIn(StandIn):
                 f"memory, of which {there >> 20} MiB may be taken"
             )
         work = self.program.work(*shape[-2:])
+        taken = self.program.network.in_channels
+        if [*shape[-3:-2]] != [taken]:
+            return f"a picture of shape {tuple(shape)} does not have the network's {taken} channels"
         for op, problem in {op.test_problems(each): (op, each) for op, each in work}.values():
             why = engine.usable(device, op, self._session, problem)
             if why:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from lib_rocm_sd.hosts import upscaler
 from lib_rocm_sd.hosts.comfyui import everywhere, nodes, status
 from lib_rocm_sd.hosts.comfyui.host import tally
+from lib_rocm_sd.lab import upscaler_models
 from lib_rocm_sd.upscaler import program
 from lib_rocm_sd.upscaler.program import Upscaler
 from tests.comfyui.conftest import left
@@ -210,6 +212,30 @@ def test_no_picture(comfy: Any, model: Any, card: Engine, start_option: bool) ->
     else:
         assert by_node(model, image).shape == (0, 26, 42, 3)
     assert left() == {"Upscaler: there is no picture": 1}
+
+
+@pytest.mark.parametrize(("taken", "given"), [(1, 1), (1, 3), (3, 4), (4, 3), (4, 4)])
+def test_channels_that_are_not_three_are_comfyuis(
+    comfy: Any, model: Any, card: Engine, taken: int, given: int
+) -> None:
+    """A grey picture's channel is there three times, all others end in ComfyUI's error."""
+    kind = comfy.nodes.NODE_CLASS_MAPPINGS["ImageUpscaleWithModel"]
+    model = type(model)(upscaler_models.settle(type(model.model)(taken, taken, 8, 2, 2)), 2, taken)
+    image = pictures(1)[..., [0] * given]
+    if (taken, given) == (1, 1):
+        assert torch.equal(by_node(model, image), kind.execute(model, image)[0])
+    else:
+        with pytest.raises(RuntimeError) as error:
+            kind.execute(model, image)
+        with pytest.raises(RuntimeError, match=re.escape(str(error.value))):
+            by_node(model, image)
+    (said,) = left()
+    if taken == given:
+        assert said == f"Upscaler: it gives {taken} channels, ComfyUI's node 3"
+    else:
+        shape = (given, 13, 21)
+        shown = f"a picture of shape {shape} does not have the network's {taken} channels"
+        assert said == f"Upscaler: {shown}"
 
 
 def test_a_comfyui_without_the_node(comfy: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from lib_rocm_sd.lab.upscaler_models import RRDBNet, level, settle
 from tests.comfyui.conftest import DOUBLE
 from tests.comfyui.server import Server, running
 from tests.webui.surface import Mirror
@@ -269,6 +272,78 @@ def test_a_picture_of_wans_vae_is_ours_and_a_video_comfyuis(checkout: Path, pyth
         assert coder["reasons"] == []
         assert 0 < coder["picture"] < 1e-5
         assert coder["video"] == 0
+
+
+@pytest.fixture(scope="module")
+def spandrel(python: str) -> None:
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('spandrel') is None)"
+    if subprocess.run((python, "-c", find), check=False).returncode:
+        pytest.skip("ComfyUI's Python has no spandrel")
+
+
+@pytest.mark.usefixtures("spandrel")
+def test_upscaling_is_ours_where_three_channels_are(
+    checkout: Path, python: str, tmp_path: Path
+) -> None:
+    """By our node and everywhere, of pictures of odd sides; off again it is ComfyUI's to the bit.
+    What it makes of other channels, or its error, stays.
+    """
+    words = (python, "-m", "tests.comfyui.real_upscaler", str(checkout), str(tmp_path))
+    place = Path(__file__).resolve().parents[2]
+    made = subprocess.run(words, cwd=place, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    found = json.loads(made.stdout.splitlines()[-1])
+    for kind, ways in found.items():
+        own = ways["own"]
+        assert own["moved"] == (["cpu:0", "cpu"] if "apart" in own else ["cpu:0"]), kind
+        assert ways["again"] == own and own["equal"] and not own["ours"], kind
+        for way in (ways["node"], ways["everywhere"]):
+            assert way["moved"][-len(own["moved"]) :] == own["moved"] and way["clean"], kind
+            assert way["equal"] is (kind != "rgb") and way["ours"] == (kind == "rgb"), kind
+    assert 0 < max(found["rgb"][way]["apart"] for way in ("node", "everywhere")) < 1 / 255
+    assert {kind: ways["node"]["left"] for kind, ways in found.items()} == {
+        "rgb": [],
+        "rgba": ["it gives 4 channels, ComfyUI's node 3"],
+        "grey": ["it gives 1 channels, ComfyUI's node 3"],
+        **{
+            kind: [f"a picture of shape {shape} does not have the network's {taken} channels"]
+            for kind, shape, taken in (
+                ("alpha model", (3, 19, 27), 4),
+                ("alpha picture", (4, 19, 27), 3),
+                ("grey model", (3, 19, 27), 1),
+            )
+        },
+    }
+
+
+@pytest.mark.usefixtures("spandrel")
+def test_upscaling_in_a_workflow(checkout: Path, python: str, tmp_path: Path) -> None:
+    image: Any = pytest.importorskip("PIL.Image")
+    files = {kind: tmp_path / kind for kind in ("input", "models/upscale_models")}
+    for place in files.values():
+        place.mkdir(parents=True)
+    network = level(settle(RRDBNet(4, 16, 1)))
+    save_file(network.state_dict(), files["models/upscale_models"] / "tiny.safetensors")
+    picture = torch.randint(0, 256, (19, 27, 3), generator=torch.Generator().manual_seed(0))
+    image.fromarray(picture.byte().numpy()).save(files["input"] / "small.png")
+    right = network(picture.movedim(-1, 0)[None] / 255)[0].movedim(0, -1).clamp(0, 1) * 255
+    given: dict[str, Any] = {"upscale_model": ["1", 0], "image": ["2", 0]}
+    loader = {"class_type": "UpscaleModelLoader", "inputs": {"model_name": "tiny.safetensors"}}
+    workflow: dict[str, Any] = {
+        "1": loader,
+        "2": {"class_type": "LoadImage", "inputs": {"image": "small.png"}},
+        "7": {"class_type": "SaveImage", "inputs": {"images": ["3", 0], "filename_prefix": "u"}},
+        "12": {"class_type": "RocmSdStatus", "inputs": {"after": ["3", 0]}},
+    }
+    nodes = {"ImageUpscaleWithModel": given, "RocmSdUpscale": {**given, "level": "Auto"}}
+    with running(checkout, python, tmp_path, ROCM_SD_PLAY="1", ROCM_SD_COMFYUI_ALL="1") as server:
+        for name, inputs in nodes.items():
+            made = server.make({**workflow, "3": {"class_type": name, "inputs": inputs}})
+            assert "\nUpscaler: 1 of 1 call ours" in made.texts["12"]
+            seen = image.open(io.BytesIO(made.picture)).convert("RGB")
+            values = torch.frombuffer(bytearray(seen.tobytes()), dtype=torch.uint8)
+            values = values.view(76, 108, 3).float()
+            assert (values - right).abs().max() < 2
 
 
 def largest_difference(one: bytes, other: bytes) -> int:

@@ -25,6 +25,8 @@ from lib_rocm_sd.vae.bands import Interrupted
 METHODS = ("execute", "upscale")
 TILE_BYTES = 512 * 512 * 3 * 4 * 384
 """What ComfyUI's node has made free for its tiles, for each time that sides become longer."""
+COLOURS = 3
+"""Channels of ComfyUI's result: a grey model's one is there three times, four are an error."""
 
 
 _left: ContextVar[bool] = ContextVar("left", default=False)
@@ -75,6 +77,9 @@ def _by_ours(model: Any, image: torch.Tensor, session: Session) -> torch.Tensor:
         try:
             most_bytes = int(TILE_BYTES * max(model.scale, 1))
             needed_bytes = ours.needed_bytes(frames.shape[1:], device)
+            given = ours.program.network.exit.channels
+            if given != COLOURS:
+                raise LeftError(f"it gives {given} channels, ComfyUI's node {COLOURS}")
             host.free_memory(min(needed_bytes, most_bytes), device)
             model.to(device)
             made = [model(frame[None].to(device)).cpu() for frame in frames]

@@ -19,7 +19,10 @@ class ImageUpscaleWithModel:
             torch.cat([upscale_model(tile) for tile in row.split(_TILE, 3)], 3)
             for row in pictures.split(_TILE, 2)
         ]
+        made = torch.cat(rows, 2)
+        colours = made.new_zeros(len(made), 3, *made.shape[2:])
+        colours[:] = made
         upscale_model.to("cpu")
-        return io.NodeOutput(torch.clamp(torch.cat(rows, 2).movedim(-3, -1), min=0, max=1.0))
+        return io.NodeOutput(torch.clamp(colours.movedim(-3, -1), min=0, max=1.0))
 
     upscale = execute
