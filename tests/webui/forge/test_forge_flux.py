@@ -8,6 +8,8 @@ import pytest
 import torch
 from conftest import FakeGpu
 from forge_help import distance, same
+from test_forge_moves import in_parts
+from test_forge_unet import patcher_of
 from unet_help import AUTO, WITHOUT, session_of
 
 pytestmark = pytest.mark.parametrize("forge", ["forge"], indirect=True)
@@ -32,6 +34,23 @@ def test_on_and_off(forge: Any, gpu: FakeGpu, dtype: torch.dtype) -> None:
     webui.txt2img(*WITHOUT)
     assert same(webui.txt2img(False), expected)
     assert not webui.errors_reported and not webui.errors.recorded
+
+
+def test_of_a_model_that_is_loaded_in_parts_only_what_is_brought_is_forges(
+    forge: Any, gpu: FakeGpu
+) -> None:
+    gpu.norms = True
+    webui = forge(gpu=gpu, whole={"flux": True})
+    plain, whole = webui.txt2img(False, steps=1), webui.txt2img(*AUTO, steps=1)
+    with in_parts(forge, patcher_of(webui)):
+        on = webui.txt2img(*AUTO, steps=1)
+        rows = session_of(webui).look()
+        assert counts(webui) == ALL and sum(sum(row.partly.values()) for row in rows)
+        assert 0 < distance(on, plain) < NEAR[torch.bfloat16]
+        assert same(webui.txt2img(False, steps=1), plain)
+    assert same(webui.txt2img(*AUTO, steps=1), whole)
+    assert not any(row.partly for row in session_of(webui).look())
+    assert same(webui.txt2img(False, steps=1), plain) and not webui.errors_reported
 
 
 def test_packed_weights_are_forges(forge: Any, gpu: FakeGpu) -> None:
