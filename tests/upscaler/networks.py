@@ -61,7 +61,7 @@ def swinir(**settings: Any) -> Any:
     not take.
     """
     sizes = {
-        "img_size": (24, 16),
+        "img_size": (12, 8),
         "window_size": 4,
         "embed_dim": 36,
         "mlp_ratio": 2.0,
