@@ -157,6 +157,7 @@ def required(comfy: Any, ours: Any, call: Any) -> float:
     return float(found)
 
 
+@pytest.mark.usefixtures("brief_tuning")
 @pytest.mark.parametrize("role", ["decoder", "encoder"])
 @pytest.mark.parametrize("level", policy.LEVELS)
 def test_comfyui_makes_room_for_what_is_taken(
