@@ -1,7 +1,8 @@
 // Attention, forward: out = softmax(scale * q k^T + mask) v, never holding more than one tile of scores.
 //
 //   q (B, Sq, H, D), k and v (B, Sk, H, D)   fp16 or bf16, any 64-bit strides, last stride 1
-//   mask (B, H, Sq, Sk)                      optional: bool, fp16, bf16 or float32, any strides (0 broadcasts)
+//   mask (B, H, Sq, Sk)                      optional: bool, fp16, bf16 or float32, any strides (0 broadcasts);
+//        (B)                                 with KEY_LENGTHS: int32, how many of the first keys count, at least one
 //   out (B, Sq, H * D)                       contiguous, 16-byte aligned
 //   lse (B, H, Sq)                           float32, with LEAVES_LSE: the log-sum-exp of each query's logits, in base 2, for
 //                                            attention_backward.hip; 0 for a query whose keys are all masked, infinite beyond kLargestLse
@@ -171,13 +172,13 @@ struct Attention : AttentionSoftmax {
         constexpr bool kAhead = AHEAD && !kPipelined;
         if constexpr (kAhead) fetch_keys(0, 0), fetch_values(0);
 #pragma unroll 1
-        for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
+        for (int first_k = 0; first_k < seq_k(); first_k += BLOCK_K) {
             if constexpr (!kAhead) fetch_keys(first_k, 0), fetch_values(first_k);
             barrier();  // what lay in LDS has been read by all
             keys.store(k_tiles());
             values.store(v_tiles());
             barrier();
-            const int next_k = first_k + BLOCK_K < (int)p.seq_k ? first_k + BLOCK_K : first_k;
+            const int next_k = first_k + BLOCK_K < seq_k() ? first_k + BLOCK_K : first_k;
             if constexpr (kAhead) fetch_keys(next_k, 0), fetch_values(next_k);
             weigh_tile(first_k);
             if constexpr (WAVES_D > 1) barrier();  // P is complete
@@ -188,7 +189,7 @@ struct Attention : AttentionSoftmax {
     // A chunk of K or V lies in LDS at a time.
     DEVICE void run_in_parts() {
 #pragma unroll 1
-        for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
+        for (int first_k = 0; first_k < seq_k(); first_k += BLOCK_K) {
             clear_scores(0, kWaveTilesK);
 #pragma unroll 1
             for (int chunk = 0; chunk < kPaddedD / CHUNK_D; ++chunk) {

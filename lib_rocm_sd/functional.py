@@ -60,8 +60,9 @@ def attention(
     """softmax(scale q k^T + mask) v for q (B, Sq, H, D), k and v (B, Sk, H, D): (B, Sq, H*D).
 
     Strided views are fine. `mask`: bool (True = attend) or additive, broadcastable to
-    (B, H, Sq, Sk). `scale`: default D ** -0.5. Raises ValueError when shapes, dtypes or devices
-    do not go together, NotSupportedError when no variant is left; "out of memory" is passed on.
+    (B, H, Sq, Sk); or int32 (B, 1, 1, 1), how many of the first keys count: at least one does.
+    `scale`: default D ** -0.5. Raises ValueError when shapes, dtypes or devices do not go together,
+    NotSupportedError when no variant is left; "out of memory" is passed on.
 
     Where gradients are wanted they are those of attention_backward, of a mask or for what our
     kernels refuse torch's. torch.compile makes an operator of it where torch_ops/ was imported.

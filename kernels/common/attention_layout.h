@@ -4,9 +4,13 @@
 #include "tile.h"
 
 // BF16_HALVES, HEAD_DIM, MASK_KIND, WAVES_Q, WAVES_D, Q_TILES, BLOCK_K, Q_IN_LDS, CHUNK_D, CHUNK_K, AHEAD, MIN_GROUPS come as definitions
-// (lib_rocm_sd/ops/attention/kernel.py), and LEAVES_LSE where a backward pass is to follow.
+// (lib_rocm_sd/ops/attention/kernel.py), LEAVES_LSE where a backward pass is to follow, and KEY_LENGTHS, without MASK_KIND, where each
+// image has its own number of keys.
 #if !defined(LEAVES_LSE)
 #define LEAVES_LSE 0
+#endif
+#if !defined(KEY_LENGTHS)
+#define KEY_LENGTHS 0
 #endif
 enum MaskKind { kMaskNone, kMaskBool, kMaskF16, kMaskBF16, kMaskF32 };
 

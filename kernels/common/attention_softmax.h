@@ -47,11 +47,11 @@ struct AttentionSoftmax : AttentionTiles {
     // With a mask, scores become base-2 logits here; without one, p.scale is part of the exponent's FMA. Keys past the end weigh
     // nothing.
     DEVICE void mask_scores(int first_k) {
-        const bool tail = first_k + BLOCK_K > (int)p.seq_k;
+        const bool tail = first_k + BLOCK_K > seq_k();
         if constexpr (MASK_KIND == kMaskNone)
             if (!tail) return;
         first_k = (int)kept_here((u32)first_k);  // or the addresses of all elements would be kept between two passes
-        const int past = (int)p.seq_k - first_k - Unit::lane_row();
+        const int past = seq_k() - first_k - Unit::lane_row();
 #pragma unroll
         for (int t = 0; t < Q_TILES; ++t) {
             i64 mask_rows[Unit::kColumns] = {};
@@ -65,7 +65,7 @@ struct AttentionSoftmax : AttentionTiles {
                     float& x = s[t][i].v[e];
                     const int key_in = (wave_d * kWaveTilesK + i) * 16 + Unit::row_step(e);
                     if constexpr (MASK_KIND != kMaskNone) {
-                        const int key = min2(first_k + Unit::lane_row() + key_in, (int)p.seq_k - 1);
+                        const int key = min2(first_k + Unit::lane_row() + key_in, seq_k() - 1);
                         x = x * p.scale + mask_at(mask_rows[Unit::column_of(e)] + key * p.mask_stride[3]);
                     }
                     if (tail) x = key_in < past ? x : -infinity();

@@ -13,6 +13,7 @@ struct AttentionTiles {
     const AttentionParams& p;
     unsigned char* lds;
     int batch, head, first_q, wave_q, wave_d;
+    int length;  // if KEY_LENGTHS
     const u16 *k, *v;
     typename Unit::B q_fragment[kHeldD == 0 ? 1 : Q_TILES][max2(kHeldD, 1)];
     typename Unit::D s[Q_TILES][kWaveTilesK];
@@ -43,7 +44,14 @@ struct AttentionTiles {
         head = (int)(batch_head % p.heads), batch = (int)(batch_head / p.heads);
         k = p.k + batch * p.k_stride[0] + head * p.k_stride[2];
         v = p.v + batch * p.v_stride[0] + head * p.v_stride[2];
+        if constexpr (KEY_LENGTHS) {
+            const int given = ((const int*)p.mask)[batch * p.mask_stride[0]];
+            length = min2(max2(given, 1), (int)p.seq_k);
+        }
     }
+
+    // How many keys this group's image has: tiles behind them are not read.
+    DEVICE int seq_k() const { return KEY_LENGTHS ? length : (int)p.seq_k; }
 
     DEVICE u16* q_tile(int tile) const { return (u16*)lds + (wave_q * Q_TILES + tile) * 16 * kLdQ; }
     DEVICE u16* p_tile(int tile) const { return (u16*)(lds + kOffsetP) + (wave_q * Q_TILES + tile) * 16 * kLdP; }

@@ -31,7 +31,7 @@ struct CopyingAttention : Attention {
             weigh_tile(first_k);
             copies_landed<0>();
             barrier();  // also: K has been read by all, P is complete
-            const bool last = first_k + BLOCK_K >= (int)p.seq_k;
+            const bool last = first_k + BLOCK_K >= seq_k();
             if (!last) begin_keys(first_k + BLOCK_K);
             accumulate_all(0);
             if (last) return;
@@ -55,12 +55,12 @@ struct CopyingAttention : Attention {
     }
     // Rows that 16-byte accesses cannot read are copied at once.
     DEVICE void begin_keys(int first_k) {
-        const int rows = (int)p.seq_k - first_k;
+        const int rows = seq_k() - first_k;
         if (p.aligned) key_copies.begin(k_tiles(), rows), copies_begun();
         else copy_rows<BLOCK_K, HEAD_DIM, RowsK, kThreads>(k_tiles(), key_rows(first_k, 0), p.k_stride[1], rows, thread_id());
     }
     DEVICE void begin_values(int first_k) {
-        const int rows = (int)p.seq_k - first_k;
+        const int rows = seq_k() - first_k;
         if (p.aligned) value_copies.begin(v_tiles(), rows), copies_begun();
         else copy_rows<BLOCK_K, HEAD_DIM, RowsV, kThreads>(v_tiles(), value_rows(first_k), p.v_stride[1], rows, thread_id());
     }
@@ -77,7 +77,7 @@ struct CopyingAttention : Attention {
         int first_k = 0;
         k_at = kBytesK;
         const bool whole_group = !Q_IN_LDS || first_q + kBlockQ <= (int)p.seq_q;
-        const int last_whole = whole_group ? (int)kept_value(p.seq_k - (kLag + 3) * BLOCK_K) : -1;
+        const int last_whole = whole_group ? (int)kept_value(seq_k() - (kLag + 3) * BLOCK_K) : -1;
 #pragma unroll 1
         for (; first_k <= last_whole; first_k += BLOCK_K) {
             meet(first_k, outside);
@@ -86,7 +86,7 @@ struct CopyingAttention : Attention {
 #pragma unroll 1
         for (; true; first_k += BLOCK_K) {
             meet(first_k, outside);
-            if (first_k + BLOCK_K >= (int)p.seq_k) break;
+            if (first_k + BLOCK_K >= seq_k()) break;
             outside = pass<false>(first_k);
         }
         copies_landed<0>();
@@ -152,7 +152,7 @@ struct CopyingAttention : Attention {
     DEVICE void begin_pipeline() {
         copies.prepare(k, p.k_stride[1], v, p.v_stride[1], keys_in(0));
 #pragma unroll
-        for (int tile = 0; tile < kLag; ++tile) copies.begin_keys_alone((int)p.seq_k - tile * BLOCK_K, kBytesK);
+        for (int tile = 0; tile < kLag; ++tile) copies.begin_keys_alone(seq_k() - tile * BLOCK_K, kBytesK);
         if constexpr (kCopiesQueries) copies_begun();
         begin_values_and_keys(0);
         copies.move_keys(kBytesK), copies.move_values(kBytesK);
@@ -174,14 +174,14 @@ struct CopyingAttention : Attention {
         barrier();
     }
     DEVICE void begin_values_and_keys(int tile) {  // values of this one and keys kLag tiles later
-        const int rows = (int)p.seq_k - tile * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
+        const int rows = seq_k() - tile * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
         copies.template begin_keys<false>(key_rows), copies.template begin_values<false>(rows, key_rows), copies_begun();
     }
     // 1 if weights of the wave are not good.
     template <bool kWhole> DEVICE u32 overlap(int first_k) {
         Tallies tallies = {};
         const PerQuery base = kKeepsBase ? settled : settled_base();
-        const int rows = (int)p.seq_k - first_k - 2 * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
+        const int rows = seq_k() - first_k - 2 * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
         const int further = k_at == (kBuffers - 2) * kBytesK ? -(kBuffers - 1) * kBytesK : kBytesK;
         const auto copy_keys = [&] { copies.move_keys(further), copies.template begin_keys<kWhole>(key_rows); };
         const auto copy_values = [&] { copies.move_values(further), copies.template begin_values<kWhole>(rows, key_rows); };

@@ -36,7 +36,7 @@ struct PartsAttention : Attention {
         load_queries();
         barrier();  // Q is complete
 #pragma unroll 1
-        for (int first_k = 0; first_k < (int)p.seq_k; first_k += BLOCK_K) {
+        for (int first_k = 0; first_k < seq_k(); first_k += BLOCK_K) {
             score_tile(first_k);
             weigh_tile(first_k);
             barrier();  // P is complete
@@ -54,7 +54,7 @@ struct PartsAttention : Attention {
     // One of `shares` of part `chunk` of a tile, of K or of V, to the slot that was read before this one. What is not whole, or not
     // aligned, goes there at once with the last share.
     DEVICE void copy_keys(int first_k, int chunk, int share, int shares) {
-        const bool whole = p.aligned && (int)p.seq_k - first_k - own_key() >= kTileRowsK;
+        const bool whole = p.aligned && seq_k() - first_k - own_key() >= kTileRowsK;
         key_copies.begin_share(part(last_slot()), whole, share, shares);
         if (share < shares - 1) return;
         key_copies.move(-kTileRowsK, CHUNK_D);
@@ -62,10 +62,10 @@ struct PartsAttention : Attention {
     }
     DEVICE void copy_keys_at_once(u32 to, int first_k, int chunk) {
         const int first = first_k + own_key();
-        copy_rows<kTileRowsK, CHUNK_D, RowsK, WAVE_SIZE>(part(to), key_rows(first, chunk), p.k_stride[1], (int)p.seq_k - first, lane_id());
+        copy_rows<kTileRowsK, CHUNK_D, RowsK, WAVE_SIZE>(part(to), key_rows(first, chunk), p.k_stride[1], seq_k() - first, lane_id());
     }
     DEVICE void copy_values(int first_k, int chunk, int share, int shares) {
-        const int first = first_k + chunk * CHUNK_K, rows = (int)p.seq_k - first;
+        const int first = first_k + chunk * CHUNK_K, rows = seq_k() - first;
         const bool whole = p.aligned && rows >= CHUNK_K;
         value_copies.begin_share(part(last_slot()), whole, share, shares);
         if (share < shares - 1 || whole) return;

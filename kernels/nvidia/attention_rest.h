@@ -30,7 +30,7 @@ struct SharedRest : CopyingAttention {
         weigh_part(0);
         k_at = kBytesK;
 #pragma unroll 1
-        for (int next_k = BLOCK_K; next_k < (int)p.seq_k; next_k += BLOCK_K) {
+        for (int next_k = BLOCK_K; next_k < seq_k(); next_k += BLOCK_K) {
             copies_landed<2>();
             barrier();  // also: what is overwritten from here on has been read by all
             score_part(k_at, held);
@@ -50,7 +50,7 @@ struct SharedRest : CopyingAttention {
     }
     // Values two tiles after the one at first_k, and keys kLag tiles later.
     DEVICE void copy_next(int first_k) {
-        const int rows = (int)p.seq_k - first_k - 2 * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
+        const int rows = seq_k() - first_k - 2 * BLOCK_K, key_rows = rows - kLag * BLOCK_K;
         const u32 place = next_place(begun_at);
         const int further = (int)(place - begun_at);
         begun_at = place;
@@ -74,8 +74,8 @@ struct SharedRest : CopyingAttention {
     }
     // P, with the base as it is, or if that will not do with the largest score. A part may lie past the end: no weight, then.
     DEVICE void weigh_part(int first_k) {
-        if (first_k + BLOCK_K > (int)p.seq_k) {
-            const int past = (int)p.seq_k - first_k - 16 * part - Unit::lane_row();
+        if (first_k + BLOCK_K > seq_k()) {
+            const int past = seq_k() - first_k - 16 * part - Unit::lane_row();
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
                 if (Unit::row_step(e) >= past) s[0][0].v[e] = -infinity();

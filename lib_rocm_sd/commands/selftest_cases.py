@@ -106,7 +106,7 @@ def _attention() -> Iterator[tuple[AttentionProblem, bool]]:
         for seq_q, seq_k in LENGTHS:
             yield replace(plain, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim), True
         yield replace(plain, head_dim=head_dim, dtype="bfloat16"), True
-    for mask in attention_kernel.MASK_KINDS[1:]:
+    for mask in (*attention_kernel.MASK_KINDS[1:], attention_kernel.LENGTHS):
         for head_dim in (40, 64, 160, 512):
             yield replace(plain, head_dim=head_dim, mask=mask), False
     for seq_k in (8, 4100, 8200, 20000, 40000):  # rows of scores, held or read twice

@@ -136,6 +136,8 @@ def attend(
         raise NotOursError(f"it is in {_name(q.dtype)}, and ours takes float16 and bfloat16")
     if is_transformed():
         raise NotOursError(TRANSFORMED)
+    if inputs.mask is not None and inputs.mask.dtype == torch.int32:
+        raise NotOursError("the meaning of an int32 mask is not clear")  # to us it is key lengths
     if engine.gate is None:
         gate.begin(*say)
     if torch.is_grad_enabled() and asked(inputs):

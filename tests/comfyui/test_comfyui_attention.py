@@ -165,8 +165,9 @@ def test_float32_is_comfyuis(comfy: Any, card: Engine, monkeypatch: pytest.Monke
         ({"mask": torch.ones(SQ, SK, dtype=torch.bool)}, "bool mask (9, 7) is not clear"),
         ({"mask": torch.zeros(B * H, SQ, SK)}, "the mask must broadcast"),
         ({"mask": torch.zeros(SK)}, "float32 mask (7,) is not clear"),
+        ({"mask": torch.ones(B, 1, 1, 1, dtype=torch.int32)}, "int32 mask is not clear"),
     ],
-    ids=["an unknown word", "a boolean mask", "a mask by heads", "a mask of keys"],
+    ids=["an unknown word", "a boolean mask", "a mask by heads", "a mask of keys", "numbers"],
 )
 def test_what_it_has_no_words_for(
     comfy: Any, card: Engine, options: dict[str, Any], why: str

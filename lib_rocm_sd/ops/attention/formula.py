@@ -9,7 +9,11 @@ from lib_rocm_sd.ops.lazily import torch
 
 
 def expand_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The mask as a (B, H, Sq, Sk) view, broadcast dimensions with stride 0."""
+    """The mask as a (B, H, Sq, Sk) view, broadcast dimensions with stride 0. Of key lengths, int32
+    (B, 1, 1, 1), one that says which keys count: the first, and always one.
+    """
+    if mask.dtype == torch.int32:
+        mask = torch.arange(k.shape[1], device=mask.device) < mask.clamp(min=1)
     return mask.expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
 
 
@@ -55,5 +59,6 @@ def reference(inputs: AttentionInputs) -> torch.Tensor:
     """The formula in float64, (B, Sq, H*D), holding all scores: for tests and self-tests."""
     q, k, v, mask, scale = inputs
     q64, k64, v64 = (t.double().transpose(1, 2) for t in (q, k, v))
+    mask = None if mask is None else expand_mask(mask, q, k)
     out = attend(q64, k64, v64, mask, scale_of(q, scale))
     return out.transpose(1, 2).flatten(2)

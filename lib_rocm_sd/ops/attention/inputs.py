@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from lib_rocm_sd.ops.attention.kernel import LENGTHS
 from lib_rocm_sd.ops.attention.problem import (
     AttentionProblem,
 )
@@ -56,7 +57,7 @@ def problem_of(inputs: AttentionInputs) -> AttentionProblem:
     batch, seq_q, heads, head_dim = q.shape
     return AttentionProblem(
         *(batch, heads, seq_q, k.shape[1], head_dim, DTYPE_NAMES[q.dtype]),
-        "none" if mask is None else DTYPE_NAMES[mask.dtype],
+        "none" if mask is None else DTYPE_NAMES.get(mask.dtype, LENGTHS),
     )
 
 
@@ -88,26 +89,33 @@ def _errors(
 
 def _mask_errors(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> list[str]:
     full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    if mask.dtype == torch.int32:
+        full = (*full[:1], 1, 1, 1)
     padded = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     fits = len(padded) == 4 and all(
         size in (1, whole) for size, whole in zip(padded, full, strict=False)
     )
     if not fits:  # sizes are written down here only: torch.compile would take them as fixed
-        return [f"the mask must broadcast to (batch, heads, seq_q, seq_k) = {full}"]
+        what = "batch, 1, 1, 1" if mask.dtype == torch.int32 else "batch, heads, seq_q, seq_k"
+        return [f"the mask must broadcast to ({what}) = {full}"]
     return reasons(
         (mask.device != q.device, "the mask must be on the device of q"),
         (
-            mask.dtype not in DTYPE_NAMES,
-            f"a mask of {mask.dtype} is not known here: use bool or a float type",
+            mask.dtype not in (*DTYPE_NAMES, torch.int32),
+            f"a mask of {mask.dtype} is not known here: use bool, a float type, or int32 lengths",
         ),
     )
 
 
 def _mask_for(problem: AttentionProblem, generator: torch.Generator) -> torch.Tensor | None:
-    """A random mask, broadcast over heads; the last of several queries may attend to nothing."""
+    """A random mask, broadcast over heads; the last of several queries may attend to nothing. Or
+    random key lengths.
+    """
     p = problem
     if p.mask == "none":
         return None
+    if p.mask == LENGTHS:
+        return torch.randint(1, p.seq_k + 1, (p.batch, 1, 1, 1), generator=generator).int()
     shape = (p.batch, 1, p.seq_q, p.seq_k)
     keep = torch.rand(shape, generator=generator) < 0.8
     keep[..., 0] = True

@@ -20,6 +20,10 @@ ENTRY = "attention_forward"
 DTYPES = HALVES
 MASK_KINDS = ("none", "bool", "float16", "bfloat16", "float32")
 """In the order of MaskKind in common/attention_layout.h."""
+LENGTHS = "int32"
+"""The mask says how many of the first keys count, for each image."""
+UNBIASED = ("none", LENGTHS)
+"""With these a pass over a whole tile of keys is the same."""
 FEW_KEYS = 80
 """Keys of the tile that is made for a prompt, which has 77 or a multiple."""
 SHIPPED_HEAD_DIMS = (40, 64, 80, 128, 160, 512)
@@ -228,7 +232,7 @@ def spec(
     defines = {
         "BF16_HALVES": int(dtype == "bfloat16"),
         "HEAD_DIM": head_dim,
-        "MASK_KIND": MASK_KINDS.index(mask),
+        "MASK_KIND": 0 if mask == LENGTHS else MASK_KINDS.index(mask),
         "WAVES_Q": config.waves_q,
         "WAVES_D": config.waves_d,
         "Q_TILES": config.q_tiles,
@@ -241,6 +245,8 @@ def spec(
     }
     if lse:
         defines["LEAVES_LSE"] = 1
+    if mask == LENGTHS:
+        defines["KEY_LENGTHS"] = 1
     return KernelSpec(SOURCE, ENTRY, tuple(defines.items()))
 
 
@@ -254,19 +260,19 @@ def form(dtype: str, head_dim: int, mask: str = "none") -> dict[str, str | int]:
     return {"dtype": dtype, "head_dim": head_dim, "mask": mask}
 
 
-def choice(arch: Arch, dtype: str, head_dim: int, mask: str = "none") -> tuned.Choice:
+def choice(arch: Arch, dtype: str, head_dim: int) -> tuned.Choice:
     """What kernels/tuned chooses; ValueError where there is no kernel."""
     space = configs(arch, head_dim)
-    defines = [name for name, _ in spec(dtype, head_dim, mask, space[0]).defines]
-    return tuned.choice(arch.gfx, OP, form(dtype, head_dim, mask), space, defines)
+    defines = [name for name, _ in spec(dtype, head_dim, "none", space[0]).defines]
+    return tuned.choice(arch.gfx, OP, form(dtype, head_dim), space, defines)
 
 
 def ordered(arch: Arch, dtype: str, head_dim: int, mask: str = "none") -> list[AttentionConfig]:
     """The search space, first what kernels/tuned chooses, else the safe default."""
     space = configs(arch, head_dim)
-    if head_dim not in SHIPPED_HEAD_DIMS or dtype not in DTYPES or mask != "none":
+    if head_dim not in SHIPPED_HEAD_DIMS or dtype not in DTYPES or mask not in UNBIASED:
         return list(space)  # the tables have no others
-    chosen = choice(arch, dtype, head_dim, mask).config
+    chosen = choice(arch, dtype, head_dim).config
     return list(dict.fromkeys((chosen, *space) if chosen else space))
 
 

@@ -10,6 +10,7 @@ from lib_rocm_sd.ops.attention import problem as problems
 from lib_rocm_sd.ops.attention import with_lse
 from lib_rocm_sd.ops.attention.formula import reference
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs, make_inputs
+from lib_rocm_sd.ops.attention.kernel import UNBIASED
 from lib_rocm_sd.ops.attention.libraries import BACKENDS, LIBRARIES, SdpaBackend, TritonAttention
 from lib_rocm_sd.ops.attention.ours import MatrixAttention, ScoresAttention
 from lib_rocm_sd.ops.attention.problem import CASES, ODD, USUAL, AttentionProblem
@@ -39,7 +40,7 @@ def trial_inputs(problem: AttentionProblem) -> TrialInputs:
         trials.append((str(rows), partial(make_inputs, rows, CPU, SEED)))
     trials.append((f"{p}, views of one tensor", partial(_in_one, p)))
     trials.append((f"{p}, rows at odd addresses", partial(_unaligned, p)))
-    if p.mask != "none":
+    if p.mask not in UNBIASED:
         trials += [(f"{p}, {name}", partial(_masked, p, name)) for name in _MASKS]
     trials.append((f"{p}, 2 GiB apart", partial(_far, p)))
     return trials

@@ -2,7 +2,7 @@
 
 q (B, Sq, H, D), k and v (B, Sk, H, D) in one dtype; the output is (B, Sq, H*D). `mask` is None or
 broadcasts to (B, H, Sq, Sk): bool (True = attend) or additive fp16, bf16 or float32. A query whose
-keys are all masked gives zeros.
+keys are all masked gives zeros. Or it is int32 (B, 1, 1, 1): how many of the first keys count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 from lib_rocm_sd.arch import Arch
 from lib_rocm_sd.ops.attention import kernel
-from lib_rocm_sd.ops.attention.formula import expand_mask
 from lib_rocm_sd.ops.attention.inputs import AttentionInputs
 from lib_rocm_sd.ops.attention.kernel import AttentionConfig, AttentionParams
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
@@ -119,8 +118,8 @@ class MatrixAttention(KernelVariant[AttentionProblem, AttentionInputs]):
         return refusals + reasons(
             halves_only(p.dtype),
             (
-                p.mask not in kernel.MASK_KINDS,
-                f"a {p.mask} mask: the kernel takes bool, fp16, bf16 and float32",
+                p.mask not in (*kernel.MASK_KINDS, kernel.LENGTHS),
+                f"a {p.mask} mask: the kernel takes bool, fp16, bf16, float32 and int32",
             ),
             (max(p.seq_q, p.seq_k) > 1 << 30, "more than 2^30 queries or keys"),
             one_launch(items),
@@ -175,7 +174,7 @@ class MatrixAttention(KernelVariant[AttentionProblem, AttentionInputs]):
         p, q = call.problem, inputs.q
         first = _params(config, q, inputs.k, inputs.v)
         if inputs.mask is not None:
-            first.mask_stride = expand_mask(inputs.mask, q, inputs.k).stride()
+            first.mask_stride = _mask_stride(inputs.mask, p)
         spec, device = self.spec(p, config), q.device
         sizes = (_groups(first), config.block)
         return BoundCall(
@@ -204,9 +203,8 @@ class MatrixAttention(KernelVariant[AttentionProblem, AttentionInputs]):
         params.out = out.data_ptr()
         _set_scale(params, p.head_dim, scale)
         if mask is not None:
-            mask = expand_mask(mask, q, k)
             params.mask = mask.data_ptr()
-            params.mask_stride = mask.stride()
+            params.mask_stride = _mask_stride(mask, p)
         params.aligned = _aligned(params)
         params.lse = 0 if lse is None else lse.data_ptr()
         call.launcher(self.spec(p, config), _groups(params), config.block, params, q.device)
@@ -217,11 +215,13 @@ def _suited(
     arch: Arch, problem: AttentionProblem, space: Sequence[AttentionConfig]
 ) -> AttentionConfig:
     """The first config, unless the keys are few and another's tiles fit them better (with a mask
-    those may spill registers); on the development card, unless its groups left that idle.
+    those may spill registers, with lengths the first ones); on the development card, unless its
+    groups left that idle.
     """
     first, few = space[0], [config for config in space if config.for_few_keys]
-    if problem.seq_k <= LONGEST_PROMPT and problem.mask == "none":
-        best = min((first, *few), key=lambda c: -(-problem.seq_k // c.block_k) * c.block_k)
+    if problem.seq_k <= LONGEST_PROMPT and problem.mask in kernel.UNBIASED:
+        order = (first, *few) if problem.mask == "none" else (*few, first)
+        best = min(order, key=lambda c: -(-problem.seq_k // c.block_k) * c.block_k)
         if best != first:
             return best
     if kernel.leaves_idle(first, MatrixAttention.grid(problem, first)):
@@ -242,6 +242,11 @@ def _params(
         tiles = min(tiles, max(1, at_once // max(1, params.batch_heads)))
     params.head_groups = tiles
     return params
+
+
+def _mask_stride(mask: torch.Tensor, p: AttentionProblem) -> tuple[int, ...]:
+    """0 where it is broadcast."""
+    return mask.expand(p.batch, p.heads, p.seq_q, p.seq_k).stride()
 
 
 @cache

@@ -15,7 +15,7 @@ VAE_MEASURED = 1 << 12
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """One call, without its tensors. `mask` is "none" or the mask's dtype."""
+    """One call, without its tensors. `mask` is "none" or the mask's dtype, of key lengths int32."""
 
     batch: int
     heads: int

@@ -51,6 +51,7 @@ def reference(inputs: AttentionInputs) -> Both:
     """In float64, holding all scores."""
     q, k, _, mask, scale = inputs
     queries, keys = (t.double().transpose(1, 2) for t in (q, k))
+    mask = None if mask is None else expand_mask(mask, q, k)
     return formula.reference(inputs), _lse(queries, keys, mask, scale_of(q, scale))
 
 

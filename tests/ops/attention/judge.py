@@ -143,6 +143,7 @@ def measure(
     if compiled.noting is not None:
         return torch.zeros(6, dtype=torch.float64)
     exact = reference(AttentionInputs(q, k, v, mask, scale))
+    mask = None if mask is None else expand_mask(mask, q, k)
     finite = exact.isfinite()
     theirs = torchs_own(q, k, v, mask, scale).double()
     known = out.double()

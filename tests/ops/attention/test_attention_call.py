@@ -101,6 +101,7 @@ def test_other_tensors_of_the_same_strides_are_told_apart() -> None:
         torch.ones(2, 1, 1, 9, dtype=torch.bool),
         torch.ones(9, 17, 3, 1).half().permute(3, 2, 1, 0),
         torch.ones(3, 1, 9, dtype=torch.bfloat16),
+        torch.ones(2, 1, 1, 1, dtype=torch.int32),
     ],
     ids=lambda mask: str(tuple(mask.shape)),
 )

@@ -28,6 +28,7 @@ from tests.verify.simt.attention import (
     attend,
     compare,
     draw,
+    key_lengths,
     random_mask,
 )
 from tests.verify.simt.launch import ShimLaunch
@@ -128,6 +129,31 @@ def test_strided_masks(gfx: str) -> None:
     transposed[..., 0] = 0.0
     check(Setting(gfx), *inputs, transposed)
     check(Setting(gfx), *inputs, random_mask((50, 155), "float32")[:, 1::2].fill_(0.5))
+
+
+@pytest.mark.parametrize("head_dim", [40, 72, 128, 512])
+@pytest.mark.parametrize("gfx", UNITS)
+def test_key_lengths(gfx: str, head_dim: int) -> None:
+    """What lies in tiles behind is not read: it is not a number."""
+    dtype = HALVES[(UNITS.index(gfx) + head_dim // 8) % 2]
+    seq_k = keys_of_several_tiles(gfx, head_dim)
+    q, k, v = draw(AttentionProblem(3, 2, 33, seq_k, head_dim, dtype))
+    lengths = (1, 77 - head_dim % 3, seq_k)
+    setting = Setting(gfx, head_dim)
+    block_k = configs(setting.arch, head_dim)[0].block_k
+    clean = k.clone(), v.clone()
+    for image, length in enumerate(lengths):
+        for x in (k, v):
+            x[image, -(-length // block_k) * block_k :] = math.nan
+    out = attend(setting, q, k, v, key_lengths(*lengths))
+    assert numbers(out, q, *clean, key_lengths(*lengths)).faults(True) == []
+
+
+@pytest.mark.parametrize("gfx", UNITS)
+def test_key_lengths_out_of_range_are_the_nearest(gfx: str) -> None:
+    q, k, v = draw(AttentionProblem(3, 2, 17, 77, 40))
+    made = attend(Setting(gfx), q, k, v, key_lengths(0, -5, 78))
+    assert torch.equal(made, attend(Setting(gfx), q, k, v, key_lengths(1, 1, 77)))
 
 
 def keys_of_several_tiles(gfx: str, head_dim: int) -> int:

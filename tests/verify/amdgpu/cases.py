@@ -38,7 +38,7 @@ SCALES = (None, -0.3, None, 0.0, None, 3.0, -0.05)
 
 
 def attention(gfx: str) -> Iterator[Case]:
-    """Every config of every usual head_dim, both half types, every kind of mask, windows."""
+    """Every config of every usual head_dim, both half types; kinds of masks, lengths, windows."""
     arch = by_gfx(gfx)
     assert arch is not None
     turn = 0
@@ -57,6 +57,8 @@ def attention(gfx: str) -> Iterator[Case]:
     windows = AttentionProblem(1, 2, 64, 64, 32, "float16", "float32")
     yield Case(gfx, "attention", windows, mask_of="whole", scale=30**-0.5)  # as SwinIR has them
     yield from _each_way(gfx, 32, "float16", 0, 0, "float32")
+    for turn, head_dim in enumerate((40, 72, 128, 512)):
+        yield from _each_way(gfx, head_dim, "float16", 0, turn, attention_kernel.LENGTHS)
 
 
 def _each_way(

@@ -8,12 +8,13 @@ from functools import partial
 
 import torch
 
+from lib_rocm_sd.ops.attention.kernel import LENGTHS
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.inputs import ConvInputs
 from lib_rocm_sd.ops.conv.op import CONVS
 from lib_rocm_sd.ops.conv.problem import Band, ConvProblem
 from tests.ops.attention.layouts import lay_out
-from tests.verify.simt.attention import DTYPES, draw
+from tests.verify.simt.attention import DTYPES, draw, key_lengths
 
 MIXED = {
     "mixed": ("heads first", "packed", "sequence first"),
@@ -98,11 +99,13 @@ _SHAPED: dict[str, Callable[[AttentionProblem, int], list[torch.Tensor]]] = {
 
 def mask(problem: AttentionProblem, of: str, seed: int = 1) -> torch.Tensor | None:
     """A mask that leaves out a third of the keys, differs along what `of` says, and leaves a query
-    of the whole ones none.
+    of the whole ones none. Or key lengths.
     """
     p = problem
     if p.mask == "none":
         return None
+    if p.mask == LENGTHS:  # the first tile in part, and all
+        return key_lengths(*(p.seq_k - b * (p.seq_k - 13) for b in range(p.batch)))
     batch, heads, rows, keys = {
         "rows": (1, 1, p.seq_q, p.seq_k),
         "whole": (p.batch, p.heads, p.seq_q, p.seq_k),

@@ -25,7 +25,7 @@ from tests.ops.attention.judge import numbers
 from tests.ops.running import compute
 from tests.verify.amdgpu.launch import CodeLaunch
 from tests.verify.amdgpu.sparse import FAR, sparse, spread
-from tests.verify.simt.attention import draw, random_mask
+from tests.verify.simt.attention import draw, key_lengths, random_mask
 
 CPU = torch.device("cpu")
 
@@ -91,6 +91,15 @@ def mask_strides(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
     placed = spread(mask, (2 * FAR + 4096, FAR + 2048, FAR + 64, 1 << 27))
     out = _attend(launch_on(gfx, kernels_dir), AttentionInputs(q, k, v, placed))
     return numbers(out, q, k, v, mask).faults(True)
+
+
+def lengths_far_apart(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
+    """Those of two images."""
+    q, k, v = draw(AttentionProblem(2, 2, 17, 33, 40, "float16", "none"))
+    lengths = key_lengths(33, 7)
+    placed = spread(lengths, (2 * FAR + 4096, 1, 1, 1))
+    out = _attend(launch_on(gfx, kernels_dir), AttentionInputs(q, k, v, placed))
+    return numbers(out, q, k, v, lengths).faults(True)
 
 
 def batches_of_the_output(gfx: str, kernels_dir: Path = KERNELS_DIR) -> list[str]:
@@ -175,6 +184,7 @@ ALL: dict[str, Callable[..., list[str]]] = {
     "rows read one by one": rows_apart,
     "rows of tiles": rows_of_tiles,
     "a mask's strides": mask_strides,
+    "key lengths far apart": lengths_far_apart,
     "batches of the output": batches_of_the_output,
     "queries and rows of the output": queries_of_the_output,
     "rows of scores": rows_of_scores,

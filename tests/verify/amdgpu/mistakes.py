@@ -278,8 +278,8 @@ TWICE = "other work-items write the same values there, or none"
 SAME = "what is past the end repeats the first pixel, which the same work-item writes"
 NOTHING = "what is past the end adds nothing"
 EXCUSED = (
-    Excused("attention.hip", "tail", "first_k < (int)p.seq_k; first_k += BLOCK_K", NO_KEYS),
-    Excused("attention.hip", "tail", "next_k = first_k + BLOCK_K < (int)p.seq_k", NO_KEYS),
+    Excused("attention.hip", "tail", "first_k < seq_k(); first_k += BLOCK_K", NO_KEYS),
+    Excused("attention.hip", "tail", "next_k = first_k + BLOCK_K < seq_k()", NO_KEYS),
     Excused("attention.hip", "tail", "*(Words<4>*)(first + (u32)(t * 16 + n)", STAGED),
     Excused("common/attention_backward.h", "limit", "min2(first_d, HEAD_DIM - 1)", NOT_STORED),
     Excused("common/mma.h", "lane", "first_of_row()", "all sixteen lanes have the same sum"),

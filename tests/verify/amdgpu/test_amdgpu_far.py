@@ -135,6 +135,7 @@ SEEN_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("common/attention_layout.h", "i64"): (HEADS, MASK_CASE),
     ("common/attention_softmax.h", "i64"): (MASK_CASE, MASK_CASE, MASK_CASE),
     ("common/attention_softmax.h", "p.mask_stride["): (MASK_CASE,) * 4,
+    ("common/attention_tiles.h", "p.mask_stride["): ("key lengths far apart",),
     ("common/attention_tiles.h", "p.q_stride["): (HEADS, HEADS, TILES, LANES, APART),
     ("common/attention_tiles.h", "p.k_stride["): (HEADS, HEADS, TILES, APART),
     ("common/attention_tiles.h", "p.v_stride["): (HEADS, HEADS, TILES, APART),

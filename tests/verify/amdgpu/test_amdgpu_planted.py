@@ -138,8 +138,8 @@ def test_another_units_layout_gives_wrong_results(gfx: str) -> None:
 TAILS = {
     "one key too many": ("x = key_in < past ?", "x = key_in <= past ?", 131),
     "the last tile is not masked": (
-        "tail = first_k + BLOCK_K > (int)p.seq_k;",
-        "tail = first_k + BLOCK_K > (int)p.seq_k + 1;",
+        "tail = first_k + BLOCK_K > seq_k();",
+        "tail = first_k + BLOCK_K > seq_k() + 1;",
         127,
     ),
 }
@@ -161,8 +161,8 @@ OUTSIDE = {
     ),
     "a mask's column after the last": (
         SOFTMAX,
-        "+ key_in, (int)p.seq_k - 1);",
-        "+ key_in, (int)p.seq_k);",
+        "+ key_in, seq_k() - 1);",
+        "+ key_in, seq_k());",
     ),
 }
 
@@ -216,6 +216,10 @@ ONCE_MISSED: dict[str, tuple[tuple[str, str, str], dict[str, Any]]] = {
     "a mask's stride of images": (
         (SOFTMAX, "batch * p.mask_stride[0] + ", ""),
         {"problem": replace(TWO, mask="bool"), "mask_of": "turned"},
+    ),
+    "an image's length": (
+        ("common/attention_tiles.h", "[batch * p.mask_stride[0]]", "[0]"),
+        {"problem": replace(TWO, mask="int32")},
     ),
     "a negative scale": (("common/tile.h", "x.word[w] ^= flip;", ";"), {"scale": -0.3}),
     "half a wave of 64 is asked": (

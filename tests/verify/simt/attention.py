@@ -72,6 +72,11 @@ def random_mask(shape: Sequence[int], dtype: str, seed: int = 1) -> torch.Tensor
     return bias.masked_fill(~keep, -math.inf).to(DTYPES[dtype])
 
 
+def key_lengths(*lengths: int) -> torch.Tensor:
+    """Of so many images, as attention takes them in a mask's place."""
+    return torch.tensor(lengths, dtype=torch.int32).view(-1, 1, 1, 1)
+
+
 def attend(
     setting: Setting,
     q: torch.Tensor,

@@ -187,8 +187,8 @@ WRONG = {
     ),
     "a last tile that lacks one key is not masked": (
         SOFTMAX,
-        "tail = first_k + BLOCK_K > (int)p.seq_k;",
-        "tail = first_k + BLOCK_K > (int)p.seq_k + 1;",
+        "tail = first_k + BLOCK_K > seq_k();",
+        "tail = first_k + BLOCK_K > seq_k() + 1;",
         127,
     ),
     "the columns after head_dim are not cleared": (
@@ -239,8 +239,8 @@ OUT_OF_BOUNDS = {
     ),
     "a mask's column after the last": (
         SOFTMAX,
-        "+ key_in, (int)p.seq_k - 1);",
-        "+ key_in, (int)p.seq_k);",
+        "+ key_in, seq_k() - 1);",
+        "+ key_in, seq_k());",
     ),
     "a mask's row after the last": (
         SOFTMAX,
