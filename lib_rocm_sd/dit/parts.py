@@ -216,8 +216,8 @@ class TokensCall(NamedTuple):
     """x (N, tokens, C), context (N, words, C) or, where x has both, None; embedding (N, E), or all
     rows (N, rows, C) that modulate picture and prompt, or None where nothing does; `rotary`,
     `rotary_sin` as HeadsInputs has them. `mask` (N, all tokens): its products of each two tokens
-    are a mask of attention; of a Crossed, (N, 1, words): added to the scores of the prompt's; of a
-    Sandwich, (N, 1, tokens): which of them count.
+    are a mask of attention; of a Crossed, (N, 1, words): added to the scores of the prompt's; of
+    others bool (N, 1, tokens): which of them count, or int32 (N, 1, 1): how many of the first do.
 
     `answer` gives what the host's block does: of context and x, of which a stream that ends is
     None; or, of a Single, of both in one tensor.

@@ -45,7 +45,8 @@ def attention(
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of q (N, Sq, heads, D), k and v (N, Sk, heads, D): (N, Sq, heads * D). `mask`
-    (N, Sq or 1, Sk) is added to the scores of all heads, or says which of them count.
+    (N, Sq or 1, Sk) is added to the scores of all heads, or says which of them count; or int32
+    (N, 1, 1) how many of the first keys.
     """
     mask = None if mask is None else mask[:, None]
     return calls.run(place, ATTENTION, AttentionInputs(q, k, v, mask, None))

@@ -13,6 +13,7 @@ from torch import nn
 
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import Report
+from lib_rocm_sd.unet import compute
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.graph_tape import Desk, recording_cpu
 
@@ -80,6 +81,19 @@ def check_recorded(
     taken = taken_over(transformer)
     assert all(map(torch.equal, [step(transformer, turn) for turn in range(4)], launched))
     return desk, taken
+
+
+def masks_seen(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor | None]:
+    """What the blocks give attention for a mask from now on."""
+    seen: list[torch.Tensor | None] = []
+    attention = compute.attention
+
+    def noting(*given: Any) -> torch.Tensor:
+        seen.append(given[5])
+        return attention(*given)
+
+    monkeypatch.setattr(compute, "attention", noting)
+    return seen
 
 
 def ours_within_patched(transformer: Any) -> dict[str, int]:

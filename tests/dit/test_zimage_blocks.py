@@ -14,7 +14,14 @@ from torch import nn
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows diffusers' classes
 from lib_rocm_sd.calls import autocasts
 from lib_rocm_sd.unet.takeover import UnetTakeover
-from tests.dit.any_transformer import check_blocks, check_recorded, copied, filled, taken_over
+from tests.dit.any_transformer import (
+    check_blocks,
+    check_recorded,
+    copied,
+    filled,
+    masks_seen,
+    taken_over,
+)
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 if not hasattr(diffusers, "ZImageTransformer2DModel"):
@@ -69,6 +76,14 @@ def test_blocks_are_ours_as_exact_as_the_hosts_and_given_back(
         assert (row.kind, row.ours, row.total, row.left) == (KIND, 4, 4, {})
 
     check_blocks(model(dtype), lambda each, turn: step(each, turn, masked), check)
+
+
+def test_padding_is_left_out_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = masks_seen(monkeypatch)
+    transformer = model()
+    taken_over(transformer)
+    step(transformer)
+    assert [mask is not None and mask.dtype for mask in seen] == [torch.int32] * 4
 
 
 def test_a_recorded_step_is_the_launched_one(monkeypatch: pytest.MonkeyPatch) -> None:

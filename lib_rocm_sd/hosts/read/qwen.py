@@ -24,10 +24,13 @@ from lib_rocm_sd.hosts.read.dit import (
 )
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.flux import CLIP, plain_processor
+from lib_rocm_sd.hosts.read.lengths import key_lengths
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 
 CLASS = "QwenImageTransformerBlock"
 PROCESSOR = "QwenDoubleStreamAttnProcessor2_0"
+APPLIED = "image_mask"
+"""A variable of it in versions that apply a mask of the prompt: 0.35.2 has none."""
 
 
 def call(
@@ -40,10 +43,9 @@ def call(
     joint_attention_kwargs: Any = None,
     modulate_index: Any = None,
 ) -> TokensCall:
-    """A call of diffusers' block. A mask for the prompt leaves words out, which is not for us."""
+    """A call of diffusers' block. The mask, bool (N, words), leaves words out."""
     x, context = hidden_states, encoder_hidden_states
     for name, value in (
-        ("a mask for the prompt", encoder_hidden_states_mask),
         ("a modulate_index", modulate_index),
         ("joint_attention_kwargs", joint_attention_kwargs or None),
     ):
@@ -51,11 +53,27 @@ def call(
             raise UnknownModuleError((f"it is given {name}",))
     rotary: tuple[Any, ...] = ()
     if image_rotary_emb is not None:
-        factors = torch.cat(image_rotary_emb[::-1])
+        factors = torch.cat(image_rotary_emb)
         if factors.dtype != torch.complex64 or factors.device != x.device or factors.ndim != 2:
             raise UnknownModuleError(("its rotary embedding is not complex64 (tokens, D / 2)",))
         rotary = tuple(e.repeat_interleave(2, 1)[None] for e in (factors.real, factors.imag))
-    return tokens_call(x, context, temb, both, *rotary)
+    mask = encoder_hidden_states_mask
+    if mask is not None:
+        mask = _mask_of(module, x, context, mask)
+    return tokens_call(x, context, temb, both, *rotary, mask=mask)
+
+
+def _mask_of(module: Any, x: Any, context: Any, words: Any) -> torch.Tensor:
+    """All tokens of the picture, then some of the words: by their number, or one by one."""
+    if APPLIED not in type(module.attn.processor).__call__.__code__.co_varnames:
+        raise UnknownModuleError(("it is given a mask, which this diffusers ignores",))
+    if words.dtype != torch.bool or words.shape != context.shape[:2]:
+        shape = tuple(context.shape[:2])
+        raise UnknownModuleError((f"its mask for the prompt is not bool {shape}",))
+    lengths = key_lengths(words)
+    if lengths is not None:
+        return lengths + x.shape[1]
+    return torch.cat((words.new_ones(x.shape[:2]), words), 1)[:, None]
 
 
 def comfys_call(
@@ -107,7 +125,9 @@ def joint(found: Findings, module: Any) -> Joint | None:
     if picture is None or prompt is None:
         return None
     bounded = CLIP if diffusers else None
-    return fitting(found, Joint(picture, prompt, None, attn.heads, True, bounded, diffusers))
+    return fitting(
+        found, Joint(picture, prompt, None, attn.heads, not diffusers, bounded, diffusers)
+    )
 
 
 def _stream(found: Findings, block: Any, name: str, heads: Any) -> Stream | None:

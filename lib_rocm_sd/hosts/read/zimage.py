@@ -14,6 +14,7 @@ from lib_rocm_sd.dit.parts import Heads, Sandwich, TokensCall
 from lib_rocm_sd.hosts.read.dit import ATTENTION_SETTINGS, heads_of, tokens_call, wide_norms
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.flux import plain_processor
+from lib_rocm_sd.hosts.read.lengths import key_lengths
 from lib_rocm_sd.modules.stand_in import UnknownModuleError
 
 CLASS = "ZImageTransformerBlock"
@@ -38,7 +39,8 @@ def call(
     if attn_mask is not None:
         if attn_mask.shape != tokens or attn_mask.dtype != torch.bool:
             raise UnknownModuleError((f"its attention has a mask that is not bool {tokens}",))
-        mask = attn_mask[:, None]
+        lengths = key_lengths(attn_mask)
+        mask = attn_mask[:, None] if lengths is None else lengths
     rotary: tuple[torch.Tensor, ...] = ()
     if freqs_cis is not None:
         if freqs_cis.dtype != torch.complex64 or freqs_cis.shape[:-1] != tokens:
