@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from lib_rocm_sd.calls import Calls
-from lib_rocm_sd.unet import compute
+from lib_rocm_sd.unet import blocks, compute
 from lib_rocm_sd.unet.blocks import Means, called, from_tokens, image, into_tokens, pixels
 from lib_rocm_sd.unet.parts import (
+    ImageCall,
     ResnetOverFrames,
     TransformerCall,
     TransformerOverFrames,
@@ -19,17 +20,20 @@ from lib_rocm_sd.unet.parts import (
 
 
 def resnet(parts: ResnetOverFrames, call: VideoCall, means: Means, calls: Calls) -> torch.Tensor:
-    """A residual block of images, which is called, and one over their frames."""
-    (images,), spot = parts.blocks, means.spot
-    spot.is_whole = False  # but where that is ours
-    x = called(images, call.x, {"temb": call.emb})
-    if images._forward_hooks or images._forward_pre_hooks:
-        spot.is_whole = False
-    if not spot.is_whole:
-        means.weights.host_runs()
+    """A residual block of images, and one over their frames."""
+    spot = means.spot
+    if parts.images is not None:
+        x = blocks.resnet(parts.images, ImageCall(call.x, call.emb), means, calls)
+    for images in parts.blocks:
+        spot.is_whole = False  # but where that is ours
+        x = called(images, call.x, {"temb": call.emb})
+        if images._forward_hooks or images._forward_pre_hooks:
+            spot.is_whole = False
+        if not spot.is_whole:
+            means.weights.host_runs()
     embedding = means.embeddings.of(call.emb, parts.timed, True)
     given: dict[str, Any] = {"x": x, "embedding": embedding, "still": call.still}
-    given["mix"] = parts.mixer._parameters["mix_factor"]
+    given["mix"] = parts.mixer.get_parameter("mix_factor").to(x.device)
     return calls.recorded(partial(_resnet, parts), given)
 
 
@@ -44,11 +48,13 @@ def _resnet(
     """Run one on x (N * frames, C, H, W); `embedding` has the first bias included."""
     x = pixels(x)
     h = x.view(*still.shape, -1, x.shape[3])
-    h = compute.activated(calls, "before", h, parts.norm1)
-    h = compute.conv_over_frames(calls, "conv1", h, parts.conv1, None)
+    h = compute.activated(calls, "frames.before", h, parts.norm1)
+    h = compute.conv_over_frames(calls, "frames.conv1", h, parts.conv1, None)
     h.flatten(0, 1).add_(embedding[:, None])
-    h = compute.activated(calls, "between", h, parts.norm2)
-    h = compute.conv_over_frames(calls, "conv2", h, parts.conv2, parts.conv2._parameters["bias"])
+    h = compute.activated(calls, "frames.between", h, parts.norm2)
+    h = compute.conv_over_frames(
+        calls, "frames.conv2", h, parts.conv2, parts.conv2._parameters["bias"]
+    )
     return image(torch.addcmul(x, h.view(x.shape), _share(mix, still, x)[..., None]))
 
 

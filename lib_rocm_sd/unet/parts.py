@@ -56,18 +56,21 @@ class Resnet:
 
 @dataclass(frozen=True, eq=False)
 class ResnetOverFrames:
-    """x + (1 - a) conv2(silu(norm2(conv1(silu(norm1(x))) + embed(silu(emb))))), x being what the
-    one of `blocks` gives, which is called. Means are over all frames of a video, convolutions over
-    a pixel's of 3 frames; a is sigmoid(mix_factor) of `mixer`, and 1 in a frame that stands still.
+    """x + (1 - a) conv2(silu(norm2(conv1(silu(norm1(x))) + embed(silu(emb))))), x being what
+    `images` gives, or the one of `blocks`, which is called.
+
+    Means are over all frames of a video, convolutions over a pixel's of 3 frames; a is
+    sigmoid(mix_factor) of `mixer`, and 1 in a frame that stands still.
     """
 
-    blocks: tuple[nn.Module]
+    blocks: tuple[nn.Module, ...]
     norm1: nn.GroupNorm
     conv1: nn.Conv3d
     embed: nn.Linear
     norm2: nn.GroupNorm
     conv2: nn.Conv3d
     mixer: nn.Module
+    images: Resnet | None = None
     embed_silu: ClassVar[bool] = True
 
     @cached_property
@@ -75,7 +78,8 @@ class ResnetOverFrames:
         return Timed(self.embed, self.conv1)
 
     def leaves(self) -> list[nn.Module]:
-        return [self.norm1, self.conv1, self.embed, self.norm2, self.conv2, self.mixer]
+        within = [] if self.images is None else self.images.leaves()
+        return [self.norm1, self.conv1, self.embed, self.norm2, self.conv2, *within]
 
 
 @dataclass(frozen=True, eq=False)

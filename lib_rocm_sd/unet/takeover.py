@@ -93,7 +93,8 @@ class UnetTakeover:
         self._merged = {}
         self._weights.reread()
         ours = [each.parts for each in self._stand_ins.values() if each.is_put_in]
-        resnets = (each for each in ours if isinstance(each, Resnet | ResnetOverFrames))
+        within = [each.images for each in ours if isinstance(each, ResnetOverFrames)]
+        resnets = [each for each in (*ours, *within) if isinstance(each, Resnet | ResnetOverFrames)]
         timed = (each.timed for each in resnets if each.embed_silu)
         self._embeddings.timed = tuple(each for each in timed if each is not None)
         blocks = [each for each in ours if isinstance(each, Block | ImageAttention)]

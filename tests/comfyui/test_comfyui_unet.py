@@ -30,6 +30,7 @@ from tests.comfyui.unet_steps import (
     strides,
     with_ours,
 )
+from tests.graph_tape import recording_cpu
 from tests.unet.unet_models import draw, errors, fill
 
 
@@ -362,3 +363,31 @@ def test_blocks_over_frames_are_ours(comfy: Any) -> None:
         assert not torch.equal(result, theirs)
         taken.give_back()
         assert torch.equal(block(x, context), theirs)
+
+
+def test_residual_blocks_over_frames_are_ours(comfy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their two halves are recorded each for itself; how they mix is float32."""
+    video = {"video_kernel_size": [3, 1, 1], "merge_strategy": "learned_with_images"}
+    block: Any = fill(comfy.unet.VideoResBlock(96, 64, 0.0, out_channels=32, **video))
+    block.to(torch.bfloat16).time_mixer.float()
+    model = torch.nn.ModuleList([block])
+    x, emb = draw(6, 96, 5, 7).to(torch.bfloat16), draw(6, 64, seed=2).to(torch.bfloat16)
+    still = torch.tensor([[0.0, 0, 0], [0, 1, 0]])
+    with torch.no_grad():
+        exact = copy.deepcopy(block).double()(x.double(), emb.double(), 3, still)
+        theirs = block(x, emb, 3, still)
+        taken = take_over(model)
+        launched = [block(x + n, emb, 3, still).clone() for n in range(4)]
+        assert [str(row) for row in taken.report()] == ["residual block over frames: 1 of 1"]
+        assert errors(launched[0], exact)[0] <= 2 * errors(theirs, exact)[0]
+        taken.give_back()
+        desk = recording_cpu(monkeypatch, baked=True)
+        taken = take_over(model)
+        made = [block(x + n, emb, 3, still).clone() for n in range(4)]
+        assert all(map(torch.equal, made, launched)) and desk.recorded and desk.replayed
+        assert errors(block(x, emb, 3), exact)[0] > 0.05  # no frame stands still
+        block.time_stack.exchange_temb_dims = False
+        assert "exchange_temb_dims is False" in str(taken.report()[0])
+        block.time_stack.exchange_temb_dims = True
+        taken.give_back()
+        assert torch.equal(block(x, emb, 3, still), theirs)

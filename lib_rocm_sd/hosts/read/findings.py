@@ -27,6 +27,7 @@ CONV_CLASSES = {
     "torch.nn.modules.conv.Conv3d",
     "diffusers.models.lora.LoRACompatibleConv",
     "comfy.ops.disable_weight_init.Conv2d",
+    "comfy.ops.disable_weight_init.Conv3d",
     "ldm_patched.modules.ops.disable_weight_init.Conv2d",
     "backend.operations.ForgeOperations.Conv2d",
 }

@@ -150,22 +150,17 @@ def _transformers() -> Iterator[tuple[tuple[str, str], Kind]]:
         yield (family, name), Kind(title, partial(_read, family, read), bind, run)
     for family, name, read, bind in crossing:
         yield (family, name), Kind(TITLES[2], partial(_read, family, read), bind, program.crossed)
-    over: list[tuple[str, int, Callable[..., Any], Callable[..., Any], Run]] = [
-        (video.RESNET, 6, video.resnet, video.resnet_call, over_frames.resnet),
+    videos: list[tuple[_Blocks, int, Run]] = [
+        (("diffusers", video.RESNET, video.resnet, video.resnet_call), 6, over_frames.resnet),
+        (("comfy", video.COMFYS, video.comfys_resnet, video.comfys_call), 6, over_frames.resnet),
         (
-            video.TRANSFORMER,
-            1,
-            video.transformer,
-            video.transformer_call,
-            over_frames.transformer,
+            ("diffusers", video.TRANSFORMER, video.transformer, video.transformer_call),
+            *(1, over_frames.transformer),
         ),
-        (video.BLOCK, 2, video.OverFrames().block, video.block_call, blocks.block),
+        (("diffusers", video.BLOCK, video.OverFrames().block, video.block_call), 2, blocks.block),
     ]
-    for name, number, read, bind, run in over:
-        yield (
-            ("diffusers", name),
-            Kind(TITLES[number], partial(_read, "diffusers", read), bind, run),
-        )
+    for (family, name, read, bind), number, run in videos:
+        yield (family, name), Kind(TITLES[number], partial(_read, family, read), bind, run)
     reading = partial(_read, "diffusers", zimage.sandwich)
     yield ("diffusers", zimage.CLASS), Kind(TITLES[-1], reading, zimage.call, program.sandwich)
 

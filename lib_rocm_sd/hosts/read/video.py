@@ -1,17 +1,22 @@
-"""The blocks over frames of diffusers' UNet of Stable Video Diffusion: their parts, and what a call
-asks for. Read in diffusers 0.42.1, models/resnet.py and models/attention.py.
+"""The blocks of Stable Video Diffusion's UNets over frames: their parts, and what a call asks for.
+
+Read in diffusers 0.42.1, models/resnet.py and models/attention.py; Comfy-Org/ComfyUI a125cd84
+(0.3.64), comfy/ldm/modules/diffusionmodules/openaimodel.py and util.py.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from lib_rocm_sd.hosts.read.findings import Findings
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
-from lib_rocm_sd.hosts.read.unet_ldm import FIRST, Ldm, Options
+from lib_rocm_sd.hosts.read.unet_ldm import FIRST, Comfy, Ldm, Options
 from lib_rocm_sd.unet.parts import (
     BlockCall,
     ResnetOverFrames,
@@ -21,7 +26,7 @@ from lib_rocm_sd.unet.parts import (
 )
 
 RESNET, TRANSFORMER = "SpatioTemporalResBlock", "TransformerSpatioTemporalModel"
-BLOCK = "TemporalBasicTransformerBlock"
+BLOCK, COMFYS = "TemporalBasicTransformerBlock", "VideoResBlock"
 WITHIN = ("spatial_res_block", "transformer_blocks", "temporal_transformer_blocks")
 """Where these have blocks that they call."""
 _LAYERS = ("norm1", "conv1", "time_emb_proj", "norm2", "dropout", "conv2", "nonlinearity")
@@ -43,16 +48,70 @@ def resnet(found: Findings, module: Any) -> ResnetOverFrames | None:
     inner, name = module.temporal_res_block, "temporal_res_block"
     if not found.block(inner, name, ("TemporalResnetBlock",), _LAYERS):
         return None
-    _look_at_mixer(found, module.time_mixer)
     found.silu(inner, "nonlinearity", name)
-    found.no_dropout(inner, "dropout", name)
-    norm1, norm2 = (found.group_norm(inner, key, name) for key in ("norm1", "norm2"))
-    conv1, conv2 = (found.conv_over_frames(inner, key, name) for key in ("conv1", "conv2"))
-    embed = found.linear(inner, "time_emb_proj", name)
+    made = _resnet(found, inner, name, _LAYERS[:6], module.time_mixer)
+    return None if made is None else replace(made, blocks=(module.spatial_res_block,))
+
+
+def _resnet(
+    found: Findings, inner: Any, name: str, paths: Sequence[str], mixer: Any
+) -> ResnetOverFrames | None:
+    """What is over frames, its layers by their paths in `inner`, without what is of images."""
+    first, conv, embedding, second, dropout, last = paths
+    _look_at_mixer(found, mixer)
+    found.no_dropout(inner, dropout, name)
+    norm1, norm2 = (found.group_norm(inner, key, name) for key in (first, second))
+    conv1, conv2 = (found.conv_over_frames(inner, key, name) for key in (conv, last))
+    embed = found.linear(inner, embedding, name)
     if norm1 is None or norm2 is None or conv1 is None or conv2 is None or embed is None:
         return None
-    spatial = module.spatial_res_block
-    return ResnetOverFrames((spatial,), norm1, conv1, embed, norm2, conv2, module.time_mixer)
+    return ResnetOverFrames((), norm1, conv1, embed, norm2, conv2, mixer)
+
+
+class _ComfysImages(Comfy):
+    """What ComfyUI's residual block of videos derives from."""
+
+    classes: ClassVar[tuple[str, ...]] = (COMFYS, *Comfy.classes[1:])
+
+    def begins(
+        self,
+        found: Findings,
+        module: Any,
+        name: str,
+        number: int,
+        children: Iterable[str],
+        root: bool = True,
+    ) -> bool:
+        more = () if number else ("time_stack", "time_mixer")
+        return super().begins(found, module, name, number, (*children, *more), root)
+
+
+def comfys_resnet(found: Findings, module: Any) -> ResnetOverFrames | None:
+    images, name = _ComfysImages().resnet(found, module), "time_stack"
+    inner = getattr(module, name, None)
+    lists = {"in_layers": 3, "emb_layers": 2, "out_layers": 4}
+    children = (*lists, "skip_connection", "h_upd", "x_upd")
+    if images is None or not found.block(inner, name, ("ResBlock",), children):
+        return None
+    plain = dict.fromkeys(("skip_t_emb", "use_scale_shift_norm", "updown"), False)
+    found.settings(inner, name, {"exchange_temb_dims": True, **plain})
+    found.torchs(inner, "skip_connection", name, nn.Identity)
+    if not all([found.listed(inner, key, name, count) for key, count in lists.items()]):
+        return None
+    for key in ("in_layers.1", "emb_layers.0", "out_layers.1"):
+        found.silu(inner, key, name)
+    paths = ("in_layers.0", "in_layers.2", "emb_layers.1", *map("out_layers.{}".format, (0, 2, 3)))
+    made = _resnet(found, inner, name, paths, module.time_mixer)
+    return None if made is None else replace(made, images=images)
+
+
+def comfys_call(
+    module: Any, x: Any, emb: Any, num_video_frames: Any, image_only_indicator: Any = None
+) -> VideoCall | None:
+    still = image_only_indicator
+    if still is None:
+        still = x.new_zeros(len(x) // num_video_frames, num_video_frames)
+    return resnet_call(module, x, emb, still) if still.shape[1] == num_video_frames else None
 
 
 def _look_at_mixer(found: Findings, mixer: Any) -> None:

@@ -44,6 +44,9 @@ class disable_weight_init:  # noqa: N801
         def forward_comfy_cast_weights(self, input):
             return self._conv_forward(input, *cast_bias_weight(self, input))
 
+    class Conv3d(nn.Conv3d, CastWeightBiasOp):
+        pass
+
     class GroupNorm(nn.GroupNorm, CastWeightBiasOp):
         def forward(self, *args, **kwargs):
             return super().forward(*args, **kwargs)
@@ -72,7 +75,7 @@ class disable_weight_init:  # noqa: N801
 
     @classmethod
     def conv_nd(s, dims, *args, **kwargs):  # noqa: N804
-        return s.Conv2d(*args, **kwargs)
+        return (s.Conv2d if dims == 2 else s.Conv3d)(*args, **kwargs)
 
 
 class manual_cast(disable_weight_init):  # noqa: N801

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from comfy.ldm.modules.attention import SpatialTransformer
+from comfy.ldm.modules.diffusionmodules.util import AlphaBlender
 from comfy.ops import disable_weight_init as ops
 from torch import nn
 
@@ -80,7 +81,8 @@ class ResBlock(TimestepBlock):
         made, out = {"dtype": dtype, "device": device}, out_channels or channels
 
         def half(ci, *between):
-            conv = operations.conv_nd(dims, ci, out, kernel_size, padding=1, **made)
+            padding = [k // 2 for k in kernel_size] if isinstance(kernel_size, list) else 1
+            conv = operations.conv_nd(dims, ci, out, kernel_size, padding=padding, **made)
             return nn.Sequential(operations.GroupNorm(8, ci, **made), nn.SiLU(), *between, conv)
 
         self.in_layers = half(channels)
@@ -95,8 +97,43 @@ class ResBlock(TimestepBlock):
         )
 
     def forward(self, x, emb):
-        h = self.in_layers(x) + self.emb_layers(emb)[..., None, None]
+        added = self.emb_layers(emb)[..., None, None]
+        h = self.in_layers(x) + (added.movedim(1, 2) if self.exchange_temb_dims else added)
         return self.skip_connection(x) + self.out_layers(h)
+
+
+class VideoResBlock(ResBlock):
+    def __init__(
+        self,
+        channels,
+        emb_channels,
+        dropout,
+        video_kernel_size=3,
+        merge_strategy="fixed",
+        merge_factor=0.5,
+        out_channels=None,
+        use_conv=False,
+        use_scale_shift_norm=False,
+        dims=2,
+        use_checkpoint=False,
+        up=False,
+        down=False,
+        dtype=None,
+        device=None,
+        operations=ops,
+    ):
+        made = {"dtype": dtype, "device": device, "operations": operations}
+        super().__init__(channels, emb_channels, dropout, out_channels, dims=dims, **made)
+        out = out_channels or channels
+        over = {"dims": 3, "kernel_size": video_kernel_size, "exchange_temb_dims": True}
+        self.time_stack = ResBlock(out, emb_channels, dropout, out, **over, **made)
+        self.time_mixer = AlphaBlender(merge_factor, merge_strategy, "b t -> b 1 t 1 1")
+
+    def forward(self, x, emb, num_video_frames, image_only_indicator=None):
+        images = super().forward(x, emb).unflatten(0, (-1, num_video_frames)).transpose(1, 2)
+        over = self.time_stack(images, emb.unflatten(0, (-1, num_video_frames)))
+        made = self.time_mixer(images, over, image_only_indicator)
+        return made.transpose(1, 2).flatten(0, 1)
 
 
 def forward_timestep_embed(
