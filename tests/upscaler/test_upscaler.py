@@ -98,6 +98,17 @@ def test_tiny_pictures(kind: str, height: int, width: int) -> None:
     assert (upscaler(x) - expected).abs().max() / expected.abs().max() < 1e-12
 
 
+def test_a_wide_picture() -> None:
+    """Of more than 16384 pixels, whole and in bands."""
+    module = upscaler_models.settle(upscaler_models.SRVGGNetCompact(1, 8, 0))
+    x, upscaler = picture(module, 17, 16411), Upscaler(module, torch.float32)
+    whole = upscaler(x)
+    assert (whole - own(module, x)).abs().max() < 1e-5
+    planner = Planner(chain_of(upscaler.network, (1, 17, 16411), torch.float32), torchs)
+    assert torch.equal(upscaler(x, budget_bytes=planner.smallest(0).peak_bytes), whole)
+    assert upscaler.last_plan is not None and not upscaler.last_plan.whole
+
+
 def test_a_batch_is_made_at_once_or_one_after_the_other() -> None:
     module = network("x4").double()
     x = picture(module, 9, 7, batch=3)
@@ -291,6 +302,24 @@ def test_out_of_memory_ends_in_smaller_bands(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(program, "run_plan", short)
     assert (upscaler(x) - own(module, x)).abs().max() < 1e-9
     assert tried[0] > tried[1] > tried[2]
+
+
+def test_out_of_memory_of_the_smallest_bands_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host begins again with its own tiles: tests of the hosts."""
+    module = network("basicsr compact").double()
+    upscaler, tried = Upscaler(module, torch.float64), list[BandPlan]()
+
+    def short(run: Any, chosen: BandPlan, *rest: Any) -> None:
+        tried.append(chosen)
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(program, "run_plan", short)
+    with pytest.raises(torch.OutOfMemoryError, match="planted"):
+        upscaler(picture(module, 90, 9))
+    planner = Planner(chain_of(upscaler.network, (1, 90, 9), torch.float64), torchs)
+    assert tried[0].whole and tried[-1].peak_bytes == planner.smallest(0).peak_bytes
 
 
 def test_interrupt_between_bands() -> None:

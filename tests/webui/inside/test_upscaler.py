@@ -505,7 +505,7 @@ def test_a_corrupt_file_is_told_by_the_webui(webui: WebUI) -> None:
     assert any("Unable to load ESRGAN model" in text for text in webui.errors_reported)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (3, 7), (257, 2)])
+@pytest.mark.parametrize("size", [(1, 1), (3, 7), (257, 2), (16411, 2)])
 def test_odd_and_tiny_pictures(webui: WebUI, size: tuple[int, int]) -> None:
     image = picture(*size)
     walk = webui.upscaler_utils.upscale_with_model
@@ -513,6 +513,19 @@ def test_odd_and_tiny_pictures(webui: WebUI, size: tuple[int, int]) -> None:
     made = walk(model, image, tile_size=TILE, tile_overlap=OVERLAP)
     assert apart(made, walk.theirs(model, image, tile_size=0)) <= 1
     assert not webui.library("hosts.webui.upscaler").session.turn.left
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_a_network_of_other_channels_ends_in_the_webuis_error(webui: WebUI, channels: int) -> None:
+    """The WebUI gives each network three."""
+    model = data_of(webui).scaler.load_model(data_of(webui).data_path)
+    model._model = type(model.model)(channels, channels, 8, 2, 2)
+    walk = webui.upscaler_utils.upscale_with_model
+    for call in (walk, walk.theirs):
+        with pytest.raises(RuntimeError, match=f"to have {channels} channels, but got 3"):
+            call(model, picture(), tile_size=TILE, tile_overlap=OVERLAP)
+    (why,) = webui.library("hosts.webui.upscaler").session.turn.left
+    assert f"does not have the network's {channels} channels" in why
 
 
 def test_interrupt_gives_the_picture_as_it_came(
