@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -68,6 +68,27 @@ def check_blocks(
     taken.give_back()
     assert [vars(module) for module in transformer.modules()] == before
     assert all(map(torch.equal, [step(transformer, turn) for turn in (1, 2)], hosts))
+
+
+def check_adapters(drawn: nn.Module, step: Step, layers: Sequence[str], **options: Any) -> None:
+    """With an adapter of PEFT at these layers, blocks are ours and at most twice as far from
+    float64 as the host's; and the adapter counts while it is on. `options` of its LoraConfig.
+    """
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    torch.manual_seed(0)
+    transformer = copied(drawn, torch.float32)
+    given = {"r": 4, "lora_alpha": 4, "init_lora_weights": False, **options}
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=list(layers), **given), transformer)
+    transformer = transformer.bfloat16().eval().requires_grad_(False)
+    exact = step(copy.deepcopy(transformer).double(), 1)
+    bound = 2 * (step(transformer, 1) - exact).abs().max()
+    taken = taken_over(transformer)
+    assert (step(transformer, 1) - exact).abs().max() <= bound
+    for module in transformer.modules():
+        if isinstance(module, peft.tuners.lora.LoraLayer):
+            module.enable_adapters(False)
+    assert (step(transformer, 1) - exact).abs().max() > 2 * bound
+    assert all(row.ours == row.total and not row.partly for row in taken.report())
 
 
 def check_recorded(

@@ -13,7 +13,14 @@ from torch import nn
 
 import lib_rocm_sd.hosts.read  # noqa: F401 - knows diffusers' classes
 from lib_rocm_sd.unet.takeover import UnetTakeover
-from tests.dit.any_transformer import check_blocks, check_recorded, copied, filled, taken_over
+from tests.dit.any_transformer import (
+    check_adapters,
+    check_blocks,
+    check_recorded,
+    copied,
+    filled,
+    taken_over,
+)
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 if not hasattr(diffusers, "ChromaTransformer2DModel"):
@@ -89,6 +96,12 @@ def test_blocks_are_ours_as_exact_as_the_hosts_and_given_back(
         }
 
     check_blocks(model(dtype), lambda each, turn: step(each, turn, kind), check)
+
+
+@pytest.mark.parametrize("use_dora", [False, True], ids=["LoRA", "DoRA"])
+def test_adapters_of_peft_count_while_they_are_on(use_dora: bool) -> None:
+    layers = ["to_q", "to_v", "to_out.0", "add_k_proj", "to_add_out", "proj_mlp", "proj_out"]
+    check_adapters(_drawn(), step, [*layers, "ff.net.2"], use_dora=use_dora)
 
 
 def test_a_recorded_step_is_the_launched_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cache
 from typing import Any
 
@@ -16,6 +15,7 @@ from lib_rocm_sd.modules import compared
 from lib_rocm_sd.report import Report
 from lib_rocm_sd.unet.takeover import UnetTakeover, take_over
 from tests.dit.any_transformer import (
+    check_adapters,
     check_blocks,
     check_recorded,
     copied,
@@ -240,17 +240,5 @@ def test_patched_takes_a_pipelines_transformer_over() -> None:
 
 
 def test_adapters_of_peft_count_while_they_are_on() -> None:
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    transformer = model(torch.float32)
     layers = ["to_q", "to_out.0", "add_q_proj", "proj_mlp", "proj_out", "ff.net.2", "norm.linear"]
-    transformer.add_adapter(
-        peft.LoraConfig(r=4, lora_alpha=4, init_lora_weights=False, target_modules=layers)
-    )
-    transformer = transformer.bfloat16().eval().requires_grad_(False)
-    exact = step(copy.deepcopy(transformer).double())
-    hosts = step(transformer)
-    taken = taken_over(transformer)
-    assert (step(transformer) - exact).abs().max() <= 2 * (hosts - exact).abs().max()
-    transformer.disable_adapters()
-    assert (step(transformer) - exact).abs().max() > 4 * (hosts - exact).abs().max()
-    assert counts(taken) == {JOINT: (2, 2), SINGLE: (3, 3)}
+    check_adapters(_drawn(), step, layers)

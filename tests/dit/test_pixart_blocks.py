@@ -14,6 +14,7 @@ from torch import nn
 
 from lib_rocm_sd.unet.takeover import UnetTakeover
 from tests.dit.any_transformer import (
+    check_adapters,
     check_blocks,
     check_recorded,
     copied,
@@ -77,6 +78,12 @@ def test_blocks_are_ours_as_exact_as_the_hosts_and_given_back(
         assert (row.kind, row.ours, row.total, row.left) == ("transformer block", 3, 3, {})
 
     check_blocks(model(dtype), lambda each, turn: step(each, turn, masked), check)
+
+
+@pytest.mark.parametrize("use_dora", [False, True], ids=["LoRA", "DoRA"])
+def test_adapters_of_peft_count_while_they_are_on(use_dora: bool) -> None:
+    layers = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
+    check_adapters(_drawn(), step, layers, use_dora=use_dora)
 
 
 def test_a_recorded_step_is_the_launched_one(monkeypatch: pytest.MonkeyPatch) -> None:
