@@ -258,7 +258,7 @@ def conv_over_frames(
     """The convolution of each pixel's frames, by 3 taps, of x (N, frames, pixels, Ci): (.., Co).
 
     Each tap is a product of all frames that have a neighbour there, which are rows side by side;
-    the second and third are added in place. The weight lies so that a tap's rows are dense.
+    the second and third are added in place. The weight lies tap by tap: our kernel takes it dense.
     """
     before, own, after = conv._parameters["weight"].flatten(2).unbind(2)  # type: ignore[union-attr]
     first = LinearInputs(x.flatten(0, 2), own, bias)

@@ -269,7 +269,7 @@ class UnetWeights:
                 with torch.inference_mode(weight.is_inference()), torch.no_grad():
                     self._keep(conv, (ref(conv),), None)
                     data = _read_here(weight.data)
-                    weight.data = data.contiguous(memory_format=_LAYOUTS[weight.ndim])
+                    weight.data = _laid_anew(data)
 
     def join(self, layers: Sequence[nn.Linear]) -> bool:
         """Lay their weights one after another where they are not and may be; whether it was done.
@@ -362,12 +362,17 @@ def is_laid(leaf: nn.Module) -> bool:
     return isinstance(leaf, nn.Conv2d | nn.Conv3d) and set(leaf.kernel_size) != {1}
 
 
-_LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By how many dimensions a convolution's weight has."""
-
-
 def _lies_laid(weight: torch.Tensor) -> bool:
-    return weight.is_contiguous(memory_format=_LAYOUTS[weight.ndim])
+    if weight.ndim == 5:
+        return weight.movedim(2, 0).is_contiguous()
+    return weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def _laid_anew(data: torch.Tensor) -> torch.Tensor:
+    """A convolution's weight as ours reads it: over frames, one matrix (Co, Ci) after another."""
+    if data.ndim == 5:
+        return data.movedim(2, 0).contiguous().movedim(0, 2)
+    return data.contiguous(memory_format=torch.channels_last)
 
 
 def _never() -> bool:

@@ -123,6 +123,7 @@ def test_a_residual_block_over_frames_alone(unet: Any) -> None:
             ours = block(x, emb, still)
             assert torch.equal(x, before) and not torch.equal(ours, theirs)
             assert models.errors(ours, exact)[0] <= 2 * models.errors(theirs, exact)[0]
+            assert all(tap.is_contiguous() for tap in weight.flatten(2).unbind(2))
             assert torch.equal(ours[4], block.spatial_res_block(x, emb)[4]) and not left(
                 patch, kind
             )
