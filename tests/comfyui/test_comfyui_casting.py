@@ -15,6 +15,7 @@ from lib_rocm_sd.hosts.comfyui import unet as ours
 from lib_rocm_sd.hosts.comfyui.host import tally
 from lib_rocm_sd.hosts.comfyui.model import optimized
 from lib_rocm_sd.hosts.read import crossed
+from lib_rocm_sd.hosts.read.findings import GGUF_LAYER_NORM
 from lib_rocm_sd.hosts.read.unet import transformer_kind
 from tests.comfyui.test_comfyui_flux import ALL, CLASSES, COUNTS, transformer_of
 from tests.comfyui.unet_steps import counts, near, step
@@ -82,6 +83,36 @@ def test_blocks_in_fp8_are_ours(
         for path, parameter in model.model.diffusion_model.named_parameters():
             if path.partition(".")[0] in BLOCKS:
                 parameter.data = parameter.data.to(torch.float8_e4m3fn)
+    theirs = step(model)
+    assert near(step(optimized(model, "Auto", attention=True, unet=True)), theirs)
+    assert counts() == COUNTS.get(name, ALL) and called() == sum(counts().values())
+    assert torch.equal(step(model), theirs)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_blocks_in_gguf_are_ours(
+    comfy: Any, blocks: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Layers derived from those that cast, as a custom node has them: weights packed in bytes."""
+    base = comfy.ops.manual_cast
+
+    class GGMLOps(base):  # type: ignore[misc, valid-type]
+        class Linear(base.Linear):  # type: ignore[misc, name-defined]
+            def forward_comfy_cast_weights(self, x: torch.Tensor) -> torch.Tensor:
+                weight = self.weight.to(x) * self.scale.to(x)
+                return nn.functional.linear(x, weight, self.bias)
+
+        class LayerNorm(base.LayerNorm):  # type: ignore[misc, name-defined]
+            __qualname__ = GGUF_LAYER_NORM
+
+    monkeypatch.setattr(comfy.ops, "disable_weight_init", GGMLOps)
+    model = transformer_of(comfy, name)
+    with torch.inference_mode():
+        for layer in model.model.diffusion_model.modules():
+            if isinstance(layer, nn.Linear):
+                scale = layer.weight.float().abs().amax(1, keepdim=True) / 127
+                packed = (layer.weight.float() / scale).round().to(torch.int8)
+                layer.weight, layer.scale = nn.Parameter(packed, requires_grad=False), scale
     theirs = step(model)
     assert near(step(optimized(model, "Auto", attention=True, unet=True)), theirs)
     assert counts() == COUNTS.get(name, ALL) and called() == sum(counts().values())

@@ -33,7 +33,7 @@ from lib_rocm_sd.hosts.read.dit import (
     tokens_call,
     wide_norms,
 )
-from lib_rocm_sd.hosts.read.findings import Findings
+from lib_rocm_sd.hosts.read.findings import LAYER_NORM_CLASSES, Findings
 from lib_rocm_sd.hosts.read.flux import plain_processor
 from lib_rocm_sd.hosts.read.qwen import comfys_rotary_of
 from lib_rocm_sd.hosts.read.unet_diffusers import Diffusers
@@ -156,7 +156,10 @@ def _made(
     first, between, last = norms
     norm1, norm2 = found.bare_norm(module, first), found.bare_norm(module, last)
     plain = between is None or type(getattr(module, between)) is nn.Identity
-    norm = None if plain or between is None else found.norm(module, between)
+    norm: Any = None
+    if between is not None and not plain:
+        norm = found.called(getattr(module, between), LAYER_NORM_CLASSES)
+        norm = norm or found.layer_norm(module, between)
     own, crossing = heads
     if norm1 is None or norm2 is None or (norm is None and not plain):
         return None

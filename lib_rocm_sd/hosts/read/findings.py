@@ -53,7 +53,9 @@ CASTING_CLASSES = {
     "comfy.ops.scaled_fp8_ops.<locals>.scaled_fp8_op.Linear",
     CASTING_LAYER_NORM,
 }
-"""Those that always cast their weights, as of a checkpoint in fp8."""
+"""Those that always cast their weights, as of a checkpoint in fp8, and what derives from them."""
+GGUF_LAYER_NORM = "GGMLOps.LayerNorm"
+"""That of city96/ComfyUI-GGUF (795e4515, ops.py), which without a weight calls ComfyUI's."""
 FP32_LAYER_NORM = "diffusers.models.normalization.FP32LayerNorm"
 """Its weights may be float32 where all others are not."""
 LAYER_NORM_CLASSES = {
@@ -73,9 +75,9 @@ RMS_NORM_CLASSES = {
     "comfy.ldm.modules.diffusionmodules.mmdit.RMSNorm",
     "modules.models.sd3.mmdit.RMSNorm",
 }
+_SCALES = ("weight", "scale")
 CASTING_RMS_NORMS = ("comfy", "backend")
 """Packages whose RMSNorms cast their weights to the dtype of their input."""
-_SCALES = ("weight", "scale")
 GROUP_NORM_CLASSES = {
     "torch.nn.modules.normalization.GroupNorm",
     "comfy.ops.disable_weight_init.GroupNorm",
@@ -326,22 +328,16 @@ class Findings:
 
     def layer(self, owner: Any, path: str, within: str = "") -> Layer | None:
         """As `linear`; one that brings, or makes, its weights in each call is to be called."""
-        called = self._called(_at(owner, path, within)[0], LINEAR_CLASSES)
+        called = self.called(_at(owner, path, within)[0], LINEAR_CLASSES)
         return called or self.linear(owner, path, within)
 
-    def norm(self, owner: Any, path: str) -> nn.LayerNorm | Called | None:
-        """As `layer`, for a LayerNorm with weight."""
-        called = self._called(_at(owner, path, "")[0], LAYER_NORM_CLASSES)
-        return called or self.layer_norm(owner, path)
-
-    def _called(self, module: Any, classes: Container[str]) -> Called | None:
+    def called(self, module: Any, classes: Container[str]) -> Called | None:
         """A module of a known class, if its class, or itself, casts or makes its weights."""
-        path = f"{type(module).__module__}.{type(module).__qualname__}"
+        paths = _paths(type(module))
         casts = any(getattr(module, key, False) for key in CASTS) or _is_changed(module)
-        if path not in CASTING_CLASSES and not (path in classes and casts):
+        if CASTING_CLASSES.isdisjoint(paths) and not (paths[0] in classes and casts):
             return None
-        if _CALLED not in self.partly:
-            self.partly.append(_CALLED)
+        self.partly.append(_CALLED)
         self._watch_casting(module)
         return Called(module)
 
@@ -369,8 +365,9 @@ class Findings:
     def bare_norm(self, owner: Any, path: str, within: str = "") -> nn.LayerNorm | None:
         """What is there if it is a LayerNorm of the last dimension, without parameters."""
         module, name = _at(owner, path, within)
-        cls = type(module)
-        if f"{cls.__module__}.{cls.__qualname__}" not in {*LAYER_NORM_CLASSES, CASTING_LAYER_NORM}:
+        first, *others = _paths(type(module))
+        ggufs = first.endswith(f".{GGUF_LAYER_NORM}") and CASTING_LAYER_NORM in others
+        if first not in {*LAYER_NORM_CLASSES, CASTING_LAYER_NORM} and not ggufs:
             self._other_class(module, name, "LayerNorm")
             return None
         if module.elementwise_affine or len(module.normalized_shape) != 1:
@@ -556,6 +553,11 @@ class Findings:
                 (own, key, list(value) if isinstance(value, list) else value)  # as it is now
                 for key, value in zip(keys, values, strict=True)
             ]
+
+
+def _paths(cls: type) -> list[str]:
+    """What the class and those that it is derived from are called."""
+    return [f"{each.__module__}.{each.__qualname__}" for each in cls.__mro__]
 
 
 def _is_changed(module: Any) -> bool:

@@ -43,8 +43,8 @@ def _read(
     reasons = tuple(found.reasons)
     if reasons:
         return Reading(None, reasons, (), (), watch)
-    lasts = len(leaves) == len(every)
-    return Reading(parts, (), tuple(found.partly), tuple(leaves), watch, slots_of(leaves), lasts)
+    partly, lasts = tuple(dict.fromkeys(found.partly)), len(leaves) == len(every)
+    return Reading(parts, (), partly, tuple(leaves), watch, slots_of(leaves), lasts)
 
 
 def _fixed(found: Findings, leaves: Iterable[Any]) -> list[nn.Module]:
