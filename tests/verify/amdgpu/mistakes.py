@@ -295,6 +295,7 @@ EXCUSED = (
     Excused("layer_norm_backward.hip", "tail", "begun < last; begun +=", NOTHING),
     Excused("layer_norm_backward.hip", "tail", "active = row < rows &&", TWICE, "rows"),
     Excused("layer_norm_backward.hip", "tail", "active = wanted < p.rows", TWICE),
+    Excused("layer_norm.hip", "tail", "squares * p.share < p.eps ? p.eps", "both sides are eps"),
     Excused("layer_norm.hip", "tail", "if (place.active && vector(i) < vectors)", TWICE),
     Excused("attention.hip", "limit", "min2(first_d, HEAD_DIM - 1)", NOT_STORED),
     Excused("common/attention_tiles.h", "limit", "min2(d, max2(kHeldD, 1) - 1)", NOT_USED),
