@@ -245,9 +245,7 @@ def layer_norm(gfx: str) -> Iterator[Case]:
         biased = BiasedProblem((3, channels), "float16", affine=affine, keeps=channels != 328)
         yield Case(gfx, "layer norm", biased, layout="misaligned" if channels == 5 else "apart")
     yield from _modulated_norm(gfx)
-    for turn, channels in enumerate(
-        (96, 192, 384)
-    ):  # Qwen-Image's VAE's, and of several waves
+    for turn, channels in enumerate((96, 192, 384)):  # Qwen-Image's VAE's, and of several waves
         norm = RmsProblem((19, channels), "bfloat16", affine="bfloat16", silu=True)
         wide = replace(norm, shape=(2, 8 * (128 * (4 + turn) - 3)))
         for problem in (norm, wide, replace(norm, silu=False), replace(wide, silu=False)):
