@@ -91,6 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     attention.add_arguments(parser.add_argument_group("attention"))
     vae.add_arguments(parser.add_argument_group("vae"), (*unet.KEYS, *upscaler.KEYS))
     bench_models.add_arguments(parser.add_argument_group("models"))
+    tile_help = "pixels a side of the WebUI's tiles (default 192)"
+    parser.add_argument_group("upscaler").add_argument("--tile", type=int, help=tile_help)
     add = parser.add_argument_group("speed").add_argument
     add("--what", nargs="+", choices=WHAT, default=list(WHAT), help="default: all of them")
     add("--preset", choices=PRESETS, help="default: quick, with --sizes custom")

@@ -71,7 +71,9 @@ LARGEST = 1 << 14
 
 @dataclass(frozen=True)
 class Network:
-    """A network in the dtype of the ways that are the host's in half precision."""
+    """A network in the dtype of the ways that are the host's in half precision. `tile`: pixels a
+    side of the host's tiles.
+    """
 
     name: str
     module: nn.Module
@@ -79,11 +81,7 @@ class Network:
     dtype: torch.dtype
     small: bool
     tiling: Tiling
-
-    @property
-    def tile(self) -> int:
-        """Pixels a side of the host's tiles."""
-        return SMALL_TILE if self.small else TILE
+    tile: int
 
     def borders(self, length: int) -> list[int]:
         """Where, along a side of the picture, a tile of the host's begins or ends to count."""
@@ -127,9 +125,11 @@ def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
     """Raises UsageError where nothing can be measured."""
     usual = SMALL_SIZES if args.small else QUICK_SIZES if args.quick else SIZES
     sizes = tuple(dict.fromkeys(args.sizes or usual))
-    least = SMALL_TILE if args.small else TILE
-    if any(not least <= size <= LARGEST for size in sizes):
-        raise UsageError(f"--sizes: a side is from {least} to {LARGEST} pixels")
+    args.tile = args.tile or (SMALL_TILE if args.small else TILE)
+    if args.tile < 2 * OVERLAP:
+        raise UsageError(f"--tile: at least {2 * OVERLAP} pixels")
+    if any(not args.tile <= size <= LARGEST for size in sizes):
+        raise UsageError(f"--sizes: a side is from {args.tile} to {LARGEST} pixels")
     names = [name for name in MODELS if is_named(args.case, name)]
     short = args.quick or args.small
     ways = [way for way in WAYS if way.key in (args.ways or KEYS)]
@@ -151,7 +151,7 @@ def _measured(
     for name in names:
         model = MODELS[name]
         module = level(settle((model.small if args.small else model.full)())).to(device)
-        network = Network(name, module, device, dtype, args.small, model.tiling)
+        network = Network(name, module, device, dtype, args.small, model.tiling, args.tile)
         for size in sizes:
             right = exact(network, size)
             for way in ways:
@@ -349,7 +349,7 @@ MODELS = {
 
 @contextmanager
 def as_the_host(network: Network) -> Iterator[Runner]:
-    """Float32 in tiles of 192 pixels."""
+    """Float32 in the WebUI's tiles."""
     yield Runner(
         lambda picture: network.tiling.make(network.module, picture, network.tile, OVERLAP),
         plan=lambda: f"float32, tiles of {network.tile}, overlap {OVERLAP}",

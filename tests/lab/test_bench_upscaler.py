@@ -53,7 +53,18 @@ def test_what_is_compiled_takes_one_size(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert [row["reason"] for row in rows] == ["", "compiled for 33x33 only: it takes minutes"]
 
 
-@pytest.mark.parametrize("words", [["--sizes", "8"], ["--sizes", "99999"], ["--ways", "memory"]])
+def test_tiles_of_another_size(tmp_path: Path) -> None:
+    file = tmp_path / "u.json"
+    words = ["--case", "Compact", "--ways", "host", "--tile", "16", "--json", str(file)]
+    assert __main__.main([*TINY, *words]) == 0
+    (row,) = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert row["plan"] == "float32, tiles of 16, overlap 8" and row["seam"] > 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--sizes", "8"], ["--sizes", "99999"], ["--ways", "memory"], ["--tile", "15"]],
+)
 def test_what_cannot_be_measured_is_refused(words: list[str]) -> None:
     assert __main__.main([*TINY[:-2], *words]) == 2
 
