@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lib_rocm_sd.arch import KERNELS_DIR
+from lib_rocm_sd.ops.attention.kernel import LENGTHS
 from lib_rocm_sd.ops.attention.problem import AttentionProblem
 from lib_rocm_sd.ops.conv.problem import ConvProblem
 from lib_rocm_sd.ops.group_norm.problem import FinalizeProblem, GroupNormProblem
@@ -29,7 +30,8 @@ KINDS: dict[str, tuple[re.Pattern[str], str]] = {
     "loads": (re.compile(r"\bloads_landed\(\);"), "(void)0;"),
     "tail": (
         re.compile(
-            r"(?<= )< (\(int\)p\.\w+|p\.\w+|last|rows|count|vectors|batch\.valid)\b(?!\w* *\*)"
+            r"(?<= )< (seq_k\(\)"
+            r"|(?:\(int\)p\.\w+|p\.\w+|last|rows|count|vectors|batch\.valid)\b(?!\w* *\*))"
         ),
         r"<= \1",
     ),
@@ -97,6 +99,12 @@ def _attention(gfx: str) -> Iterator[Case]:
     yield Case(gfx, "attention", replace(plain, head_dim=160, seq_k=128), 1)
     yield Case(gfx, "attention", replace(plain, seq_k=37), values="infinite")
     yield Case(gfx, "attention and lse", replace(plain, seq_q=33))
+
+
+def _attention_and_lengths(gfx: str) -> Iterator[Case]:
+    """The same, and one in which images have their own numbers of keys."""
+    yield from _attention(gfx)
+    yield Case(gfx, "attention", AttentionProblem(2, 1, 17, 77, 40, "float16", LENGTHS))
 
 
 def _attention_backward(gfx: str) -> Iterator[Case]:
@@ -230,7 +238,7 @@ CASES: dict[str, Callable[[str], Iterator[Case]]] = {
     "common/attention_backward.h": _attention_backward,
     "common/attention_layout.h": _attention,
     "common/attention_softmax.h": _attention,
-    "common/attention_tiles.h": _attention,
+    "common/attention_tiles.h": _attention_and_lengths,
     "common/conv.h": _conv_of_both,
     "common/conv_rows.h": _rows,
     "common/group_norm.h": _norm,

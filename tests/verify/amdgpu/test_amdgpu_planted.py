@@ -217,10 +217,6 @@ ONCE_MISSED: dict[str, tuple[tuple[str, str, str], dict[str, Any]]] = {
         (SOFTMAX, "batch * p.mask_stride[0] + ", ""),
         {"problem": replace(TWO, mask="bool"), "mask_of": "turned"},
     ),
-    "an image's length": (
-        ("common/attention_tiles.h", "[batch * p.mask_stride[0]]", "[0]"),
-        {"problem": replace(TWO, mask="int32")},
-    ),
     "a negative scale": (("common/tile.h", "x.word[w] ^= flip;", ";"), {"scale": -0.3}),
     "half a wave of 64 is asked": (
         ("common/platform.h", "amdgcn_ballot_w64(x) != 0", "amdgcn_ballot_w64(x) << 32 != 0"),
