@@ -36,6 +36,7 @@ from lib_rocm_sd.lab import rows as lines
 from lib_rocm_sd.lab import sensors
 from lib_rocm_sd.lab.methods import DoggettxLike, SubQuadraticLike
 from lib_rocm_sd.lab.rows import GOES_ON, Row, TextTable, say, write_json, write_whole
+from lib_rocm_sd.lab.speed_result import MOST_TEXT
 from lib_rocm_sd.lab.suite import captions, document, page, quality, run, serving, workloads
 from lib_rocm_sd.lab.suite.document import SuiteDocument
 from lib_rocm_sd.lab.suite.painter import (
@@ -367,7 +368,7 @@ class _Suite:
 
     def _write(self, incomplete: str) -> None:
         """Write the result as it has grown. A disk that is full is told once; the run goes on."""
-        content = {**self.document.as_dict(), "incomplete": incomplete}
+        content = {**self.document.as_dict(), "incomplete": incomplete[:MOST_TEXT]}
         try:
             if self.args.json:
                 write_json(self.args.json, content)

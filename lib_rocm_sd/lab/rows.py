@@ -128,11 +128,13 @@ def spread(times: Sequence[float], scale: float = 1.0) -> dict[str, Any]:
 class Columns:
     """What a kind of row has in JSON: names in their order, "name=field" where these differ.
 
-    `needed`: fields without which it is no row of this kind.
+    `needed`: fields without which it is no row of this kind. `letters`: the most that is written of
+    a text, where a reader takes no more; None for all of it.
     """
 
     text: str
     needed: tuple[str, ...] = ("way",)
+    letters: int | None = None
 
     @cached_property
     def fields(self) -> dict[str, str]:
@@ -143,10 +145,12 @@ class Columns:
     def as_json(self, row: Row) -> dict[str, Any]:
         """A row as JSON has it: what was not measured is null."""
         values = {name: getattr(row, field) for name, field in self.fields.items()}
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                values[name] = None
+            elif isinstance(value, str):
+                values[name] = value[: self.letters]
+        return values
 
     def row(self, values: Mapping[str, Any]) -> Row:
         """The row of JSON; unknown names are ignored. Raises KeyError, AttributeError."""

@@ -107,7 +107,8 @@ ID = re.compile(r"[0-9a-f]{12}")
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 COLUMNS = Columns(
     "test case method=way unit median p10 p90 runs peak_mib error energy_j power_w slowed "
-    "reason note"
+    "reason note",
+    letters=MOST_TEXT,
 )
 """Fields of a row of the document."""
 PICTURE = re.compile(r"[\w.-]{1,120}\.png", re.ASCII)

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -35,6 +36,12 @@ def test_what_was_not_measured_is_null() -> None:
     row = speed_result.COLUMNS.as_json(made)
     assert row["median"] is None and row["peak_mib"] is None
     assert json.dumps(row, allow_nan=False)
+
+
+def test_a_long_reason_can_be_read_again() -> None:
+    made = document()
+    made.rows[0] = replace(made.rows[0], reason="x" * 501)
+    assert speed_result.of(made.as_dict()).rows[0].reason == "x" * 500
 
 
 def changed(**changes: Any) -> bytes:

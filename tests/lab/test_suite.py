@@ -168,16 +168,21 @@ def test_a_card_that_disappears_is_a_reason(painters: dict[str, Painter | Enlarg
 def test_a_card_that_is_lost_between_pictures_keeps_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    more = "a" * 600  # longer than what a reader takes, as torch's words for short memory are
+    failed = measured("SD 1.5 512x512", "ours", 2.0, note=more)
+
     def lost(plan: run.Plan) -> Any:
         yield measured("SD 1.5 512x512", "sdp", 1.0)
-        raise RuntimeError("HIP error: the device was lost")
+        yield failed
+        raise RuntimeError(f"HIP error: the device was lost {more}")
 
     monkeypatch.setattr(run, "rows", lost)
     path = tmp_path / "result.json"
     assert __main__.main([*ARGUMENTS, "--json", str(path)]) == 1
-    assert "the device was lost: the result has the rows so far" in capsys.readouterr().err
+    assert f"the device was lost {more}: the result has the rows so far" in capsys.readouterr().err
     made = document.read(path)
-    assert [row.median for row in made.rows] == [1.0] and not made.complete
+    assert [row.median for row in made.rows] == [1.0, 2.0] and not made.complete
+    assert made.rows[1].note == more[:500] and "lost aaa" in made.about["incomplete"]
 
 
 def test_a_card_that_is_lost_at_the_idle_reading_keeps_the_file(

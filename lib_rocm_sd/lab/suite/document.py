@@ -11,6 +11,7 @@ from lib_rocm_sd.lab import speed_result
 from lib_rocm_sd.lab.rows import QUANTITIES, SECONDS, TRACE_POINTS, Columns, Row
 from lib_rocm_sd.lab.speed_result import (
     DATE,
+    MOST_TEXT,
     checked,
     contents,
     facts_of,
@@ -24,6 +25,7 @@ COLUMNS = Columns(
     "part=test workload=case way unit median p10 p90 runs first p95 p99 within peak_mib cpu_ms "
     "power_w energy_j core_mhz temperature_c slowed trace psnr ssim flip largest ran note reason",
     ("way", "case", "test", "unit"),
+    MOST_TEXT,
 )
 """A row's fields. `energy_j`: of a picture. Distances are from the same picture in float32. What a
 machine has no sensor for is null. A further field does not change FORMAT's number, since a reader
