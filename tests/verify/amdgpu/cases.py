@@ -59,6 +59,8 @@ def attention(gfx: str) -> Iterator[Case]:
     yield from _each_way(gfx, 32, "float16", 0, 0, "float32")
     for turn, head_dim in enumerate((40, 72, 128, 512)):
         yield from _each_way(gfx, head_dim, "float16", 0, turn, attention_kernel.LENGTHS)
+    lengths = AttentionProblem(3, 1, 17, 77, 64, "bfloat16", attention_kernel.LENGTHS)
+    yield Case(gfx, "attention", lengths)
 
 
 def _each_way(
