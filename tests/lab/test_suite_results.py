@@ -12,7 +12,8 @@ import pytest
 from lib_rocm_sd import __main__
 from lib_rocm_sd.checks import UsageError
 from lib_rocm_sd.commands import suite as command
-from lib_rocm_sd.lab.rows import Row
+from lib_rocm_sd.lab.rows import QUANTITIES, SECONDS, TRACE_POINTS, Row
+from lib_rocm_sd.lab.speed_result import MOST_TEXT
 from lib_rocm_sd.lab.suite import document
 from lib_rocm_sd.lab.suite.document import SuiteDocument
 from lib_rocm_sd.lab.suite.workloads import WORKLOADS
@@ -43,7 +44,8 @@ def written(folder: Path, made: SuiteDocument) -> Path:
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = result()
-    made.rows[0] = replace(made.rows[0], trace=TRACE)
+    made.rows[0] = replace(made.rows[0], trace=TRACE, ssim=-0.25)
+    made.rows[2] = replace(made.rows[2], trace={"seconds": [0.0, 0.0], "power_w": [0.0, 9.5]})
     read = document.read(written(tmp_path, made))
     assert read.rows[0].trace == TRACE and read.rows[1].trace is None
     assert read.as_dict() == made.as_dict()
@@ -84,7 +86,10 @@ def test_what_is_no_result_is_refused(change: Any, reason: str, tmp_path: Path) 
     )
     traces += ({**TRACE, "seconds": [0, None, 1]}, {**TRACE, "power_w": [1, "2", 3]})
     traces += ({name: [1.0] * 61 for name in TRACE}, {**TRACE, "power_w": [1, -1, True]})
-    wrong = (("median", "1"), ("median", -1), ("psnr", True), ("note", 3))
+    traces += ({"seconds": [1]}, {name: [] for name in TRACE}, {**TRACE, "seconds": [0, 2, 1]})
+    traces += ({**TRACE, "power_w": [None] * 3}, {**TRACE, "power_w": [0, 0, 0.0]})
+    wrong: tuple[Any, ...] = (("median", "1"), ("median", -1), ("median", 1e10), ("psnr", True))
+    wrong += (("ssim", -2), ("note", 3))
     for name, value in (*wrong, *(("trace", each) for each in traces)):
         path.write_text(
             json.dumps({**result().as_dict(), "rows": [{**item, name: value}]}), encoding="utf-8"
@@ -123,6 +128,22 @@ def test_results_of_one_machine_are_merged(tmp_path: Path) -> None:
         document.merged([one, result("b.json")])
     with pytest.raises(ValueError, match="card: A card and Another card"):
         document.merged([one, result("b.json", "Another card")])
+
+
+def test_the_largest_result_of_the_suite_is_read(tmp_path: Path) -> None:
+    """Standard by all ways with traces as long as they become, merged of one for each way."""
+    trace = {name: [12345.67] * TRACE_POINTS for name in (SECONDS, *QUANTITIES)}
+    texts: dict[str, Any] = dict.fromkeys(("ran", "note", "slowed"), "x" * MOST_TEXT)
+    paths, settings = [], {workload.name: workload.settings() for workload in WORKLOADS}
+    for place, way in enumerate(command.WAYS):
+        rows = [measured(each, way, 100 / 3, trace=trace, **texts) for each in settings]
+        parts = [measured(each, way, 100 / 3) for each in settings]
+        rows += [replace(row, test=part) for row in parts for part in document.PARTS[1:]]
+        made = replace(result(f"{place}.json"), workloads=settings, rows=rows)
+        paths.append(str(written(tmp_path, made)))
+    out = tmp_path / "whole.json"
+    assert __main__.main(["results", "merge", *paths, "--out", str(out)]) == 0
+    assert len(document.read(out).rows) == len(WORKLOADS) * len(paths) * len(document.PARTS)
 
 
 def test_slower_beyond_the_spread_of_both_fails(capsys: pytest.CaptureFixture[str]) -> None:

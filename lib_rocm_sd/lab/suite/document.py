@@ -156,8 +156,8 @@ def _row(item: Mapping[str, Any]) -> Row:
             _check_trace(checked(value, name, dict))
         elif attribute not in _NUMBERS:
             checked(value, name)
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-            raise ValueError(f"{name} is no number from 0 on")
+        elif not _is_number(value, least := -1 if attribute == "ssim" else 0):
+            raise ValueError(f"{name} is no number from {least} to {MOST:g}")
     try:
         row = COLUMNS.row(item)
     except KeyError as error:
@@ -169,18 +169,25 @@ def _row(item: Mapping[str, Any]) -> Row:
     return row
 
 
+def _is_number(value: object, least: float = 0) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return least <= value <= MOST
+
+
 def _check_trace(trace: Mapping[str, Any]) -> None:
     columns = [checked(values, "a part of trace", list) for values in trace.values()]
-    if SECONDS not in trace or not {SECONDS, *QUANTITIES}.issuperset(trace):
-        raise ValueError(f"trace has {', '.join(trace)}, not {SECONDS} and what a card tells")
-    if len({len(values) for values in columns}) != 1 or len(columns[0]) > TRACE_POINTS:
-        raise ValueError(f"the parts of trace are not of one length, at most {TRACE_POINTS}")
+    if not {SECONDS} < {*trace} <= {SECONDS, *QUANTITIES}:
+        raise ValueError(f"trace is not made of {SECONDS} and what a card tells")
+    lengths = {len(values) for values in columns}
+    if len(lengths) != 1 or not 1 <= lengths.pop() <= TRACE_POINTS:
+        raise ValueError(f"the parts of trace are not of one length from 1 to {TRACE_POINTS}")
+    seconds = trace[SECONDS]
     known = [value for values in columns for value in values if value is not None]
-    if None in trace[SECONDS] or any(
-        isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST
-        for value in known
-    ):
+    if None in seconds or not all(map(_is_number, known)):
         raise ValueError(f"trace has what is no number from 0 to {MOST:g}")
+    if sorted(seconds) != seconds or not all(any(trace[name]) for name in {*trace} - {SECONDS}):
+        raise ValueError(f"trace's {SECONDS} fall, or it has a quantity without a figure")
 
 
 def gathered(folder: Path) -> tuple[list[SuiteDocument], dict[str, str]]:
