@@ -125,7 +125,8 @@ def _rows(args: argparse.Namespace, setting: Setting) -> Iterator[Row]:
     """Raises UsageError where nothing can be measured."""
     usual = SMALL_SIZES if args.small else QUICK_SIZES if args.quick else SIZES
     sizes = tuple(dict.fromkeys(args.sizes or usual))
-    args.tile = args.tile or (SMALL_TILE if args.small else TILE)
+    if args.tile is None:
+        args.tile = SMALL_TILE if args.small else TILE
     if args.tile < 2 * OVERLAP:
         raise UsageError(f"--tile: at least {2 * OVERLAP} pixels")
     if any(not args.tile <= size <= LARGEST for size in sizes):

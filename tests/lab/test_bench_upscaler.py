@@ -63,7 +63,13 @@ def test_tiles_of_another_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--sizes", "8"], ["--sizes", "99999"], ["--ways", "memory"], ["--tile", "15"]],
+    [
+        ["--sizes", "8"],
+        ["--sizes", "99999"],
+        ["--ways", "memory"],
+        ["--tile", "0"],
+        ["--tile", "15"],
+    ],
 )
 def test_what_cannot_be_measured_is_refused(words: list[str]) -> None:
     assert __main__.main([*TINY[:-2], *words]) == 2
