@@ -119,6 +119,24 @@ def test_blocks_in_gguf_are_ours(
     assert torch.equal(step(model), theirs)
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_hooks_of_layers_that_cast_see_what_comfyui_gives_them(
+    comfy: Any, blocks: None, name: str
+) -> None:
+    """Images and tokens, not rows; and what follows of a result of theirs is ComfyUI's."""
+    model, seen = transformer_of(comfy, name), []
+    for layer in layers_of(model):
+        layer.comfy_cast_weights = True
+    layers = layers_of(model)[2], layers_of(model)[-1]
+    layers[0].register_forward_hook(lambda _, given, made: seen.append(given[0].shape))
+    layers[1].forward = lambda x: nn.Linear.forward(layers[1], x.roll(1, 1))
+    theirs = step(model)
+    assert near(step(optimized(model, "Auto", attention=True, unet=True)), theirs)
+    assert len(seen) == 2 and seen[0] == seen[1]
+    why = sorted(reason for row in ours.rows() for reason in row.left)
+    assert len(why) == 2 and "forward hooks" in " ".join(why) and "replaced" in " ".join(why)
+
+
 def test_norms_may_lie_elsewhere(comfy: Any, blocks: None) -> None:
     """ComfyUI unloads the smallest modules first."""
     model = transformer_of(comfy)

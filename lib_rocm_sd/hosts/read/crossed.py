@@ -158,7 +158,7 @@ def _made(
     plain = between is None or type(getattr(module, between)) is nn.Identity
     norm: Any = None
     if between is not None and not plain:
-        norm = found.called(getattr(module, between), LAYER_NORM_CLASSES)
+        norm = found.called((getattr(module, between), between), LAYER_NORM_CLASSES)
         norm = norm or found.layer_norm(module, between)
     own, crossing = heads
     if norm1 is None or norm2 is None or (norm is None and not plain):

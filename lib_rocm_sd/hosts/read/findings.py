@@ -101,6 +101,7 @@ OF_LAYERS = ("networks", "modules.devices")
 """Python modules of A1111's that replace forwards of torch's layers: by one networks are applied to
 weights first, by the other weights of another dtype are cast.
 """
+_OVER_FRAMES = {"stride": (1, 1, 1), "dilation": (1, 1, 1), "groups": 1, "padding_mode": "zeros"}
 OURS = "lib_rocm_sd"
 _Leaf = TypeVar("_Leaf", bound=nn.Module)
 _first: dict[tuple[int, str], tuple[Any, Any]] = {}
@@ -294,14 +295,7 @@ class Findings:
 
     def conv_over_frames(self, owner: Any, path: str, within: str = "") -> nn.Conv3d | None:
         """What is there if it is a plain convolution of each pixel's 3 frames."""
-        expected = {
-            "kernel_size": (3, 1, 1),
-            "stride": (1, 1, 1),
-            "padding": (1, 0, 0),
-            "dilation": (1, 1, 1),
-            "groups": 1,
-            "padding_mode": "zeros",
-        }
+        expected = {**_OVER_FRAMES, "kernel_size": (3, 1, 1), "padding": (1, 0, 0)}
         place = _at(owner, path, within)
         return self._leaf(place, nn.Conv3d, CONV_CLASSES, expected, CONV_SETTINGS)
 
@@ -311,13 +305,10 @@ class Findings:
         """What is there if it is a convolution that pads sides evenly and time in front."""
         pad = kernel // 2
         expected = {
+            **_OVER_FRAMES,
             "kernel_size": (kernel,) * 3,
-            "stride": (1, 1, 1),
             "padding": (0, 0, 0),
             "_padding": (pad, pad, pad, pad, 2 * pad, 0),
-            "dilation": (1, 1, 1),
-            "groups": 1,
-            "padding_mode": "zeros",
         }
         place, watched = _at(owner, path, within), (*CONV_SETTINGS, "_padding")
         return self._leaf(place, nn.Conv3d, CAUSAL_CONV_CLASSES, expected, watched)
@@ -328,16 +319,20 @@ class Findings:
 
     def layer(self, owner: Any, path: str, within: str = "") -> Layer | None:
         """As `linear`; one that brings, or makes, its weights in each call is to be called."""
-        called = self.called(_at(owner, path, within)[0], LINEAR_CLASSES)
+        called = self.called(_at(owner, path, within), LINEAR_CLASSES)
         return called or self.linear(owner, path, within)
 
-    def called(self, module: Any, classes: Container[str]) -> Called | None:
-        """A module of a known class, if its class, or itself, casts or makes its weights."""
+    def called(self, place: tuple[Any, str], classes: Container[str]) -> Called | None:
+        """A module of a known class, if its class, or itself, casts or makes its weights. Hooks and
+        a forward of its own are noted: it is called on rows, and they may go by images and tokens.
+        """
+        module, name = place
         paths = _paths(type(module))
         casts = any(getattr(module, key, False) for key in CASTS) or _is_changed(module)
         if CASTING_CLASSES.isdisjoint(paths) and not (paths[0] in classes and casts):
             return None
         self.partly.append(_CALLED)
+        self.untouched(module, name)
         self._watch_casting(module)
         return Called(module)
 
@@ -547,11 +542,10 @@ class Findings:
         for flag in (flag for flag in CASTS if hasattr(module, flag)):
             changes = CHANGES if flag == FORGES_CAST else ()
             functions = WEIGHT_FUNCTIONS if hasattr(module, WEIGHT_FUNCTIONS[0]) else ()
-            keys = (flag, *changes, *functions)
-            values = [own.get(key) for key in keys]
+            values = {key: own.get(key) for key in (flag, *changes, *functions)}
             self.watched += [
                 (own, key, list(value) if isinstance(value, list) else value)  # as it is now
-                for key, value in zip(keys, values, strict=True)
+                for key, value in values.items()
             ]
 
 
