@@ -135,6 +135,8 @@ class BlockStandIn(StandIn):
             return None
         if _suits(call, reading):
             return call
+        if call is not None and isinstance(call.x, torch.Tensor) and call.x.dtype not in HALVES:
+            self._left = f"it is computed in {str(call.x.dtype).removeprefix('torch.')}"
         weight = hosts_weight(reading.leaves[0]) if reading.leaves else None
         if weight is not None and weight.dtype not in HALVES:
             self._reading = self._read()  # dtypes are not watched

@@ -119,6 +119,18 @@ def test_blocks_in_gguf_are_ours(
     assert torch.equal(step(model), theirs)
 
 
+def test_what_is_cast_to_float32_is_comfyuis_and_is_said(comfy: Any, blocks: None) -> None:
+    """As a model in bf16 is where a card has none: its weights say nothing of that."""
+    model = transformer_of(comfy, dtype=torch.float32)
+    for layer in layers_of(model):
+        layer.comfy_cast_weights, layer.weight.data = True, layer.weight.data.bfloat16()
+    theirs = step(model)
+    assert torch.equal(step(optimized(model, "Auto", attention=True, unet=True)), theirs)
+    assert {kind: {"it is computed in float32": total} for kind, total in ALL.items()} == {
+        row.kind: row.left for row in ours.rows()
+    }
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_hooks_of_layers_that_cast_see_what_comfyui_gives_them(
     comfy: Any, blocks: None, name: str
