@@ -106,6 +106,7 @@ class Merged(nn.Module):
         """Make the copy of the factors as they are now."""
         weight: Any = self.base()._parameters["weight"]
         facts, scales = self._facts_now(), self._scales_now()
+        self._parameters["bias"] = self.read_in[0].get("bias")
         self.forget()  # if this is interrupted, it is a copy of neither
         with torch.inference_mode(False), torch.no_grad():
             values = _merged(weight.detach(), self.adapters).to(weight.dtype).view(weight.shape)

@@ -325,6 +325,18 @@ def test_scales_that_somebodys_code_sets_amid_a_call_count_in_that_call(
 
 
 @torch.no_grad()
+def test_a_bias_that_was_replaced_before_the_first_call_counts(unet: Any, inputs: Any) -> None:
+    conv = unet.up_blocks[-1].resnets[-1].conv2.base_layer
+    first = models.step(unet, inputs)
+    with host.patched(Pipeline(unet), unet=True):
+        conv.bias = torch.nn.Parameter(models.draw(len(conv.bias)).to(BF16), False)
+        ours = models.step(unet, inputs)
+    theirs = models.step(unet, inputs)
+    assert models.errors(ours, theirs)[1] < 0.02
+    assert models.errors(first, theirs)[1] > 0.04
+
+
+@torch.no_grad()
 def test_values_are_looked_at_after_a_pause_and_now_and_then(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
