@@ -27,6 +27,8 @@ HOOKED = "_diffusers_hook"
 modules that come next on another stream. Prompts and time embeddings of all blocks are made by the
 first, which would read them too soon. Read in diffusers 0.42.1, hooks/hooks.py.
 """
+PROCESSOR = "processor"
+"""The attribute of an attention layer of diffusers that says what it runs."""
 KNOWN = ("accelerate.", "diffusers.", "peft.", "torch.")
 """Packages whose forwards write to no adapter amid a call of the model."""
 
@@ -96,19 +98,26 @@ class _Around:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._watch, self._is_known = model, Watch([model]), False
+        self._model = model
+        self._watch: Watch | None = None
+        self._is_known = False
 
     def is_known(self) -> bool:
         own = vars(self._model).get("forward")
         if own is not None and not _is_known(own):
             return False
-        if not self._is_known or not self._watch.same():
+        if self._watch is None or not self._watch.same():
             found = dict(_outside(self._model))
-            self._watch = Watch([self._model, *found])
-            self._is_known = all(
-                (is_block or ("forward" not in vars(each) and _is_known(type(each).forward)))
-                and not (each._forward_hooks or each._forward_pre_hooks)
-                for each, is_block in found.items()
+            theirs = [each for each, is_block in found.items() if not is_block]
+            chosen = [(vars(each), PROCESSOR, vars(each).get(PROCESSOR)) for each in theirs]
+            processors = {type(each) for *_, each in chosen if each is not None}
+            classes: set[Any] = {type(self._model), *map(type, theirs)}
+            self._watch = Watch([self._model, *found], chosen)
+            self._is_known = (
+                not any(each._forward_hooks or each._forward_pre_hooks for each in found)
+                and not any("forward" in vars(each) for each in theirs)
+                and all(_is_known(each.forward) for each in classes)
+                and all(_is_known(each.__call__) for each in classes | processors)
             )
         return self._is_known
 
@@ -124,9 +133,13 @@ def _outside(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
 
 
 def _is_known(forward: Any) -> bool:
-    """accelerate's is a partial."""
-    table = getattr(getattr(forward, "func", forward), "__globals__", {})
-    return str(table.get("__name__")).startswith(KNOWN)
+    """Whether it, and what it wraps, is of these packages. accelerate's is a partial."""
+    while forward is not None:
+        table = getattr(getattr(forward, "func", forward), "__globals__", {})
+        if not str(table.get("__name__")).startswith(KNOWN):
+            return False
+        forward = getattr(forward, "__wrapped__", None)
+    return True
 
 
 def _step_begins(taken: UnetTakeover, around: _Around, *_: Any) -> None:
