@@ -356,17 +356,15 @@ SWINIR_L: dict[str, Any] = {
 def settle(module: nn.Module, seed: int = 0) -> nn.Module:
     """Draw random weights by their fan-in, on the CPU; no gradients.
 
-    Those of dense blocks are a tenth, as ESRGAN's training begins with (Wang and others, 2018,
-    "smaller initialization"): 23 such blocks with larger ones make noise. Each block makes an image
-    1.2 times as large, and the convolution behind them takes that back.
+    Each block of an RRDBNet makes an image 1.2 times as large, and the convolution behind them
+    takes that back. Dense blocks do not get the small weights that ESRGAN's training begins with
+    (Wang and others, 2018): pictures then hardly depend on them, and what is wrong there is hidden.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     for name, parameter in module.named_parameters():
         if parameter.ndim > 1:
             gain = (parameter.numel() / parameter.shape[0]) ** -0.5
-            if ".rdb" in name:
-                gain *= 0.1
-            elif name == "conv_body.weight":
+            if name == "conv_body.weight":
                 gain *= 1.2 ** -len(module.body)  # type: ignore[arg-type]
             parameter.data.copy_(gain * torch.randn(parameter.shape, generator=generator))
         else:

@@ -108,6 +108,21 @@ def test_a_networks_picture_is_no_flat_one(name: str) -> None:
     assert abs(made.mean() - 0.5) < 0.1 < made.std()
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_that_is_wrong_is_seen(name: str) -> None:
+    """By the 8-bit picture, which alone says that ours is right."""
+    module = upscaler.level(upscaler.settle(MODELS[name].small()))
+    picture = torch.rand(1, 3, 17, 24, generator=torch.Generator().manual_seed(3))
+    right = upscaler._quantised(module(picture))
+    for layer in module.modules():
+        if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear)):
+            weight = layer.weight.clone()
+            layer.weight.zero_()
+            gap = (upscaler._quantised(module(picture)) - right).abs().max()
+            assert gap > upscaler.MOST_STEPS, layer
+            layer.weight.copy_(weight)
+
+
 def test_a_seam_is_a_step_of_the_error_at_a_tiles_border() -> None:
     """Tiles of 24 that overlap by 8 begin at 0 and 16 in 40 pixels, four times as large."""
     error = torch.zeros(1, 3, 160, 160)

@@ -304,6 +304,7 @@ def test_an_upscaler_by_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = next(w for w in WORKLOADS if w.kind == "upscale").small()
     painter = enlarger(CPU, torch.float32, small=True)
     module, plain = painter.pipeline.upscaler, painter.paint(workload, PROMPTS)
+    assert np.isin(np.asarray(plain.images[0]), (0, 255)).mean() < 0.2  # distances would be none
     with command.WAYS["ours"](painter.pipeline):
         made = painter.paint(workload, PROMPTS)
     assert painter.pipeline.upscaler is module

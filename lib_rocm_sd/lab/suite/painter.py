@@ -28,7 +28,7 @@ from lib_rocm_sd.lab.suite.workloads import (
     Workload,
 )
 from lib_rocm_sd.lab.timing import wait
-from lib_rocm_sd.lab.upscaler_models import RRDBNet, settle
+from lib_rocm_sd.lab.upscaler_models import RRDBNet, level, settle
 
 TOKENS, FACTOR = 77, 8
 _TEXT = {
@@ -288,7 +288,7 @@ def enlarger(device: torch.device, dtype: torch.dtype, small: bool) -> Enlarger:
     """An upscaler with random weights; `small`: of few channels."""
     torch.manual_seed(SEED)
     module = RRDBNet(width=16, blocks=1) if small else RRDBNet()
-    return Enlarger(settle(module), dtype, device)
+    return Enlarger(level(settle(module)), dtype, device)
 
 
 def random_painter(
