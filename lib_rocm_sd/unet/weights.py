@@ -181,17 +181,19 @@ class UnetWeights:
         each LOOK_STEPS. Copies of a whole UNet take at most half of the memory that would be free
         without them.
         """
-        now_s, before_s = perf_counter(), self._merged_s
-        self._merged_s = now_s
+        before_s, self._merged_s = self._merged_s, perf_counter()
         layers, values = merged.layers, False
         if not layers:
             return ""
+        paused = self._merged_s - before_s > PAUSE_S
+        if paused:
+            self._looked = False  # torch's hooks are not told of a call that Ctrl-C ends
         first = id(layers[0])
         begins = self._met is None or first in self._met
         if begins and not is_recording(hosts_weight(layers[0]).device):
             self._met, self._looked = set(), False  # in another step
             self._steps += 1
-            values = now_s - before_s > PAUSE_S or not self._steps % LOOK_STEPS
+            values = paused or not self._steps % LOOK_STEPS
         if of_block and self._met is not None:
             self._met.add(first)
         if values or not self._looked:

@@ -15,7 +15,7 @@ import torch
 
 from lib_rocm_sd.engine.session import Session
 from lib_rocm_sd.report import Report
-from lib_rocm_sd.unet import weights
+from lib_rocm_sd.unet import compute, weights
 from lib_rocm_sd.unet.merged import Merged, MergedLayers
 from tests.calls import calls_of
 from tests.graph_tape import recording_cpu
@@ -66,6 +66,12 @@ def unet(shared: Any) -> Any:
 @pytest.fixture(scope="module")
 def inputs() -> Any:
     return models.in_dtype(models.diffusers_inputs("SD 1.5"), BF16)
+
+
+def values_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a pause between two steps, and without one amid a step."""
+    monkeypatch.setattr(weights, "PAUSE_S", math.inf)
+    monkeypatch.setattr(weights, "LOOK_STEPS", 1)
 
 
 def assert_all_ours(patch: Any) -> None:
@@ -174,7 +180,7 @@ ALMOST_ALIKE = {"fused"}
 def test_a_change_counts_in_the_next_call(
     unet: Any, inputs: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "PAUSE_S", 0.0)  # this UNet's changes are done sooner
+    values_in_each_step(monkeypatch)
     with host.patched(Pipeline(unet), unet=True) as patch:
         first = models.step(unet, inputs)
         CHANGES[name](unet)
@@ -198,7 +204,7 @@ def test_a_block_that_computed_no_step_before_reads_what_was_written_since(
     """Nothing but the call of the model tells that it is in another step: each block is the host's
     in one of two steps, and the weights, a bias and an adapter are written to unseen between them.
     """
-    monkeypatch.setattr(weights, "PAUSE_S", 0.0)
+    values_in_each_step(monkeypatch)
     unet = adapted(target_modules=["to_q", "conv1"])
     last = [m for m in unet.modules() if type(m).__name__ == "BasicTransformerBlock"][-1]
     blocks = [m for m in unet.modules() if hasattr(m, "attn2") or hasattr(m, "time_emb_proj")]
@@ -336,8 +342,12 @@ def _as_processor_of_theirs(unet: Any, layers: Any) -> None:
 )
 @torch.no_grad()
 def test_scales_that_somebodys_code_sets_amid_a_call_count_in_that_call(
-    unet: Any, inputs: Any, where: Callable[[Any, Any], Any]
+    unet: Any,
+    inputs: Any,
+    where: Callable[[Any, Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(weights, "PAUSE_S", math.inf)
     with host.patched(Pipeline(unet), unet=True) as patch:
         taken: Any = patch.unet.takeover
         for _ in range(3):
@@ -349,6 +359,31 @@ def test_scales_that_somebodys_code_sets_amid_a_call_count_in_that_call(
     for one, other in zip(ours, theirs, strict=True):
         assert models.errors(one, other)[1] < 0.02
     assert models.errors(*ours)[1] > 0.04
+
+
+@torch.no_grad()
+def test_a_block_called_after_an_interrupted_call_has_the_scales_of_now(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PAUSE_S", 0.0)
+    resnet = unet.up_blocks[-1].resnets[-1]
+    x = models.draw(2, resnet.in_channels, 4, 4).to(BF16)
+    emb = models.draw(2, resnet.time_emb_proj.in_features).to(BF16)
+    first = resnet(x, emb)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with host.patched(Pipeline(unet), unet=True):
+        models.step(unet, inputs)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(compute, "linear", interrupted)
+            models.step(unet, inputs)
+        unet.set_adapters("one", -3.0)
+        ours = resnet(x, emb)
+    theirs = resnet(x, emb)
+    assert models.errors(ours, theirs)[1] < 0.02
+    assert models.errors(first, theirs)[1] > 0.04
 
 
 @torch.no_grad()
@@ -500,7 +535,7 @@ def test_without_memory_to_look_at_adapters_their_copies_are_made_anew(
     def apart(*_: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(weights, "PAUSE_S", 0.0)
+    values_in_each_step(monkeypatch)
     with host.patched(Pipeline(unet), unet=True) as patch:
         models.step(unet, inputs)
         _written_unseen(unet)
