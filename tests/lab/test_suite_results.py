@@ -126,6 +126,8 @@ def test_results_of_one_machine_are_merged(tmp_path: Path) -> None:
     assert [row.way for row in document.read(out).rows] == ["sdp", "ours"] * 2 + ["another way"]
     with pytest.raises(ValueError, match="sdp is in a.json and in b.json"):
         document.merged([one, result("b.json")])
+    assert document.merged([one])["complete"]
+    assert not document.merged([replace(one, complete=False)])["complete"]
     with pytest.raises(ValueError, match="card: A card and Another card"):
         document.merged([one, result("b.json", "Another card")])
 

@@ -277,5 +277,4 @@ def merged(documents: Sequence[SuiteDocument]) -> dict[str, Any]:
                 raise ValueError(f"{', '.join(key)} is in {seen[key]} and in {document.name}")
             seen[key] = document.name
             rows.append(row)
-    whole = SuiteDocument(first.name, first.machine, first.about, workloads, rows, True)
-    return whole.as_dict()
+    return replace(first, workloads=workloads, rows=rows).as_dict()
