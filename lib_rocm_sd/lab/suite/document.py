@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lib_rocm_sd.lab import speed_result
-from lib_rocm_sd.lab.rows import QUANTITIES, SECONDS, TRACE_POINTS, Columns, Row
+from lib_rocm_sd.lab.rows import NAN, QUANTITIES, SECONDS, TRACE_POINTS, Columns, Row
 from lib_rocm_sd.lab.speed_result import (
     DATE,
     MOST_TEXT,
@@ -132,8 +132,8 @@ def _of_speed_test(name: str, made: speed_result.Document) -> SuiteDocument:
         if row.test == "image" and (row.unit == "s" or row.reason):
             rows.append(replace(row, test="picture", case=f"{PAGE} {row.case}", unit="s"))
         elif row.test == "image":
-            step = {
-                name: 1000 / getattr(row, other)
+            step: dict[str, Any] = {
+                name: 1000 / (getattr(row, other) or NAN)
                 for name, other in (("median", "median"), ("p10", "p90"), ("p90", "p10"))
             }
             rows.append(Row("step", f"{PAGE} {row.case}", row.way, "ms", **step, runs=row.runs))
