@@ -359,8 +359,9 @@ def _block(
     ff = parts.feed_forward
     if ff is None:
         normed, x, _ = compute.layer_norm(calls, "norm3", x, parts.norm3, rest, keeps=True)
-        return (_theirs(parts.ff, normed, shape, {}) + x).view(shape)
-    made = _fed(calls, "", x, parts.norm3, ff, rest).view(shape)
+        made = (_theirs(parts.ff, normed, shape, {}) + x).view(shape)
+    else:
+        made = _fed(calls, "", x, parts.norm3, ff, rest).view(shape)
     return _exchanged(made, call.x.shape[1]) if call.frames else made
 
 
