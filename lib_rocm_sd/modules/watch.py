@@ -9,7 +9,7 @@ What decides that, and who notices a change of it:
 | functions of each class that its call names; `Module.__call__` | identity, before each call |
 | modules, classes and functions that these name as globals | identity, before each call |
 | functions of `torch.nn.functional` that torch's layers call | identity, before each call |
-| hooks of a module, and hooks of all modules | whether there are any, before each call |
+| hooks of a module, and hooks of all modules | which have any, before each call |
 | a list or dict of modules, which is never called: its children | identity, before each call |
 | plain attributes of a host's modules, settings of torch's layers | value, before each call |
 | a TorchFunctionMode or TorchDispatchMode of somebody's | whether there is one, before each call |
@@ -84,7 +84,7 @@ class Watch:
         self._sizes = list(map(len, self._attributes))
         self._children = [module._modules for module in modules if module._modules]
         self._members = [dict(children) for children in self._children]
-        self._hooked = self._is_hooked()
+        self._hooked = self._with_hooks()
         own = [(own, "forward") for own in self._attributes]
         own += [
             (vars(module), "_forward") for module in self._modules if hasattr(module, "_forward")
@@ -107,7 +107,7 @@ class Watch:
                 len(self._root) - ("forward" in self._root) == self._root_size
                 and list(map(len, self._attributes)) == self._sizes
                 and list(map(type, self._modules)) == self._types
-                and self._is_hooked() is self._hooked
+                and self._with_hooks() == self._hooked
                 and self._children == self._members
                 and list(map(dict.get, self._places, self._keys)) == self._values
                 and self._code.same()
@@ -115,8 +115,12 @@ class Watch:
         except (AttributeError, KeyError, RuntimeError):
             return False  # something is gone, or tensors were compared
 
-    def _is_hooked(self) -> bool:
-        return any(map(_hooks, self._attributes)) or any(map(_pre_hooks, self._attributes))
+    def _with_hooks(self) -> list[bool]:
+        """Which of the modules have hooks; empty where none has, as is the rule."""
+        own = self._attributes
+        if not (any(map(_hooks, own)) or any(map(_pre_hooks, own))):
+            return []
+        return [bool(_hooks(each) or _pre_hooks(each)) for each in own]
 
 
 class Structure:

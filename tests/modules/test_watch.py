@@ -117,6 +117,21 @@ def test_other_code_of_a_class_is_noticed(
     assert watch.same()
 
 
+def test_a_hook_is_noticed_beside_another_and_in_its_place() -> None:
+    """What reads a module may allow some: a UNet's attention with hooks is called as it is."""
+    module = Whole()
+    first = module.part[1].register_forward_hook(_anything)
+    watch = Watch(list(module.modules()))
+    assert watch.same()
+    second = module.part[3].register_forward_pre_hook(_anything)
+    assert not watch.same()
+    first.remove()
+    assert not watch.same()
+    second.remove()
+    module.part[1].register_forward_hook(_anything)
+    assert watch.same()
+
+
 @pytest.mark.parametrize(
     "register", [of_all.register_module_forward_hook, of_all.register_module_forward_pre_hook]
 )
