@@ -375,8 +375,8 @@ def settle(module: nn.Module, seed: int = 0) -> nn.Module:
 
 def level(module: nn.Module) -> nn.Module:
     """Scale the last convolution, so that the result of a picture of random pixels lies around 0.5
-    and what the convolution gives has a standard deviation of 0.15: 98 % of an RRDBNet's values
-    were black or white without. On the CPU, in float32.
+    and what the convolution gives has a standard deviation of 0.15: half of an RRDBNet's values
+    are black or white without. On the CPU, in float32.
     """
     *_, last = (each for each in module.modules() if isinstance(each, nn.Conv2d))
     generator = torch.Generator("cpu").manual_seed(0)
