@@ -1,4 +1,6 @@
-"""A script of the WebUI's, for tools that measure it: time and memory of sampling and decoding."""
+"""A script of the WebUI's, for tools that measure it: time and memory of sampling, decoding, and
+upscaling.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from modules import processing, script_callbacks, sd_samplers_kdiffusion
+from modules import images, processing, script_callbacks, sd_samplers_kdiffusion
 
 seen: list[dict[str, Any]] = []
 CUDA = torch.cuda.is_available()
@@ -32,7 +34,7 @@ def timed(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def take() -> list[dict[str, Any]]:
-    """Time and memory of each sampling and decoding since the last time."""
+    """Time and memory of each since the last time."""
     found = list(seen)
     seen.clear()
     return found
@@ -46,4 +48,5 @@ SAMPLER = sd_samplers_kdiffusion.KDiffusionSampler
 if SAMPLER.sample.__name__ != "probed":
     SAMPLER.sample = timed("sample", SAMPLER.sample)
     processing.decode_latent_batch = timed("decode", processing.decode_latent_batch)
+    images.resize_image = timed("resize", images.resize_image)
 script_callbacks.on_app_started(routes)
