@@ -15,26 +15,28 @@ Prints a table, and writes FOLDER/webui-upscaler.json with what is in it.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lib_rocm_sd.lab.upscaler_models import SWINIR_M, RRDBNet, SwinIR, settle
+from lib_rocm_sd.lab.upscaler_models import SWINIR_M, RRDBNet, settle
 from tools.webui_client import PICTURE, ROOT, SCRIPT, Client, Pixels, serving
 
 SMALL_SWINIR = {**SWINIR_M, "embed_dim": 60, "depths": [2], "num_heads": [6]}
-OFF, OFF_AGAIN = "Enable off", "Enable off again"
+OFF, AUTO, OFF_AGAIN = "Enable off", "Upscaler Auto", "Enable off again"
 _UNET: list[Any] = [True, "Auto", "Auto", 0, "Auto", "Off", ""]
 WAYS: dict[str, list[Any]] = {
     OFF: [False],
     "Upscaler Off": [*_UNET, "Off"],
-    "Upscaler Auto": [*_UNET, "Auto"],
+    AUTO: [*_UNET, "Auto"],
     OFF_AGAIN: [False],
 }
 """The script's arguments of each."""
@@ -44,9 +46,10 @@ HEAD = ("upscaler", "way", "upscaling, s", "picture, s", "peak MiB", "of 255", "
 
 def write_models(folder: Path, small: bool) -> list[str]:
     """The upscalers' files where the WebUI looks for them; the names that it gives them."""
+    swinir = importlib.import_module("spandrel.architectures.SwinIR.arch.SwinIR").SwinIR
     models = {
         ("ESRGAN", "random-esrgan"): RRDBNet(blocks=1 if small else 23),
-        ("SwinIR", "random-swinir"): SwinIR(**(SMALL_SWINIR if small else SWINIR_M)),
+        ("SwinIR", "random-swinir"): swinir(**(SMALL_SWINIR if small else SWINIR_M)),
     }
     for (kind, name), module in models.items():
         place = folder / "models" / kind
@@ -61,6 +64,8 @@ class Enlarging(Client):
     """Makes hires fixes in one WebUI."""
 
     answer_s = 600.0
+    may_wait = True
+    """Whether kernels may still be being tried, so that a network is the WebUI's."""
 
     def enlarge(self, upscaler: str, args: list[Any], asked: argparse.Namespace) -> dict[str, Any]:
         """One picture: its pixels, seconds, and what of it was upscaling."""
@@ -74,6 +79,8 @@ class Enlarging(Client):
             }
         )
         (resized,) = (each for each in self.ask("probe/take") if each["kind"] == "resize")
+        if args == WAYS[AUTO] and not self.may_wait and 'ROCm SD Upscaler: "Auto' not in made.ours:
+            raise RuntimeError(f"{upscaler} was not ours: {made.ours}; see the console")
         return {
             **{"upscaling_s": resized["s"], "peak_mib": resized["peak_mib"]},
             **{"picture_s": made.seconds, "infotext": made.ours, "pixels": made.frames[0]},
@@ -126,7 +133,9 @@ def main(argv: list[str]) -> int:
         ) as running:
             webui = Enlarging(running, begin)
             for upscaler in upscalers:
-                webui.settle(lambda u=upscaler: webui.enlarge(u, WAYS["Upscaler Auto"], asked))
+                webui.may_wait = True
+                webui.settle(partial(webui.enlarge, upscaler, WAYS[AUTO], asked))
+                webui.may_wait = False
                 off: Pixels | None = None
                 for way in WAYS:
                     row = measured(webui, upscaler, way, off, asked)
