@@ -74,6 +74,19 @@ def values_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "LOOK_STEPS", 1)
 
 
+def calls_of_now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many layers each look at adapters is of, from now on."""
+    looked: list[int] = []
+    now = MergedLayers._now
+
+    def noted(self: MergedLayers) -> Any:
+        looked.append(len(self.layers))
+        return now(self)
+
+    monkeypatch.setattr(MergedLayers, "_now", noted)
+    return looked
+
+
 def assert_all_ours(patch: Any) -> None:
     rows = patch.unet.rows()
     assert len(rows) == 6
@@ -233,14 +246,7 @@ def test_a_block_that_computed_no_step_before_reads_what_was_written_since(
 def test_adapters_are_looked_at_once_in_a_call_of_the_model_and_else_before_each_block(
     unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[int] = []
-    now = MergedLayers._now
-
-    def noted(self: MergedLayers) -> Any:
-        looked.append(len(self.layers))
-        return now(self)
-
-    monkeypatch.setattr(MergedLayers, "_now", noted)
+    looked = calls_of_now(monkeypatch)
     monkeypatch.setattr(weights, "PAUSE_S", math.inf)
     resnet = unet.up_blocks[-1].resnets[-1]
     x = models.draw(2, resnet.in_channels, 4, 4).to(BF16)
@@ -259,6 +265,25 @@ def test_adapters_are_looked_at_once_in_a_call_of_the_model_and_else_before_each
         ours = resnet(x, emb)
         assert looked
     assert models.errors(ours, resnet(x, emb))[1] < 0.02
+
+
+@torch.no_grad()
+def test_a_processor_of_diffusers_in_a_block_that_is_not_ours_costs_no_looks(
+    unet: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PAUSE_S", math.inf)
+    _leave_attention(unet)
+    with host.patched(Pipeline(unet), unet=True) as patch:
+        assert patch.replaced
+        models.step(unet, inputs)
+        looked = calls_of_now(monkeypatch)
+        models.step(unet, inputs)
+        assert len(looked) == 1
+        kind = unet.mid_block.attentions[0].transformer_blocks[0].attn1.processor.__class__
+        call = kind.__call__
+        monkeypatch.setattr(kind, "__call__", lambda *given, **more: call(*given, **more))
+        models.step(unet, inputs)
+        assert len(looked) > 2
 
 
 @torch.no_grad()
@@ -329,10 +354,14 @@ def _as_model(unet: Any, layers: Any) -> None:
     unet.__class__ = Own
 
 
-def _as_processor_of_theirs(unet: Any, layers: Any) -> None:
+def _leave_attention(unet: Any) -> None:
     for each in (unet.mid_block.attentions[0], unet.mid_block.attentions[0].transformer_blocks[0]):
         norm = each.norm if hasattr(each, "norm") else each.norm1
         norm.__class__ = type("Norm", (type(norm),), {})  # which is not read
+
+
+def _as_processor_of_theirs(unet: Any, layers: Any) -> None:
+    _leave_attention(unet)
     _as_processor(unet, layers)
 
 

@@ -110,9 +110,10 @@ class _Around:
             found = dict(_outside(self._model))
             theirs = [each for each, is_block in found.items() if not is_block]
             chosen = [(vars(each), PROCESSOR, vars(each).get(PROCESSOR)) for each in theirs]
-            processors = {type(each) for *_, each in chosen if each is not None}
+            processors = {each.__class__ for *_, each in chosen if each is not None}  # of ours, too
             classes: set[Any] = {type(self._model), *map(type, theirs)}
-            self._watch = Watch([self._model, *found], chosen)
+            calls = [(each, "__call__") for each in processors]
+            self._watch = Watch([self._model, *found], chosen, calls)
             self._is_known = (
                 not any(each._forward_hooks or each._forward_pre_hooks for each in found)
                 and not any("forward" in vars(each) for each in theirs)
