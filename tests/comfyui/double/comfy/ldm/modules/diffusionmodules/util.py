@@ -10,7 +10,7 @@ class AlphaBlender(nn.Module):
     ):
         super().__init__()
         self.merge_strategy = merge_strategy
-        self.mix_factor = nn.Parameter(torch.tensor([alpha]))
+        self.register_parameter("mix_factor", nn.Parameter(torch.tensor([alpha])))
 
     def get_alpha(self, image_only_indicator, device):
         alpha = torch.sigmoid(self.mix_factor.to(device))[..., None]
