@@ -31,7 +31,7 @@ MUST_EXECUTE = "ROCM_SD_MUST_EXECUTE"
 """Where it is set, a run of the whole suite fails where less machine code than FLOORS say is
 executed or known to be right.
 """
-ROTATION = 100
+ROTATION = 105
 """Days within which all that is known is executed once more."""
 MOST_A_DAY = 110
 """Known tests that a day may have on average. A ledger that has grown beyond needs a longer

@@ -45,7 +45,7 @@ def test_a_missing_or_damaged_file_knows_nothing(tmp_path: Path, text: str | Non
 
 
 def test_the_file_is_small_and_of_this_form() -> None:
-    assert executed.FILE.stat().st_size < 330_000
+    assert executed.FILE.stat().st_size < 345_000
     assert json.loads(executed.FILE.read_text(encoding="utf-8"))["about"] == executed.ABOUT
 
 
