@@ -330,6 +330,31 @@ def test_a_row_keeps_what_sensors_told_over_time(painters: dict[str, Painter | E
     assert document._row(document.COLUMNS.as_json(row)).trace == trace
 
 
+@pytest.mark.parametrize(("long_s", "runs"), [(1e9, 6), (0.0, 2)])
+def test_a_long_picture_is_timed_once_in_a_turn(
+    painters: dict[str, Painter | Enlarger],
+    monkeypatch: pytest.MonkeyPatch,
+    long_s: float,
+    runs: int,
+) -> None:
+    """And its energy is that of one."""
+    asked: list[int] = []
+
+    def energy(summaries: Any, pictures: int = 1) -> dict[str, Any]:
+        asked.append(pictures)
+        return {}
+
+    monkeypatch.setattr(run, "LONG_S", long_s)
+    monkeypatch.setattr(run, "measured_power", energy)
+    workload = next(w for w in WORKLOADS if w.kind == "decode").small()
+    ways = {"sdp": command._sdp}
+    plan = run.Plan(
+        [workload], painters.__getitem__, ways, lambda: "", 2, 3, PROMPTS, lambda text: None
+    )
+    assert next(run.rows(plan)).runs == runs
+    assert asked == [runs // 2]
+
+
 def test_turns_before_a_card_disappeared_are_kept(
     painters: dict[str, Painter | Enlarger], monkeypatch: pytest.MonkeyPatch
 ) -> None:

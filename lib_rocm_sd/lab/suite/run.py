@@ -25,6 +25,8 @@ Way = Callable[[Any], AbstractContextManager[Callable[[], str]]]
 Keep = Callable[[Workload, Mapping[str, Any], Mapping[str, quality.Distance]], None]
 """Told the last picture of each way, "float32" among them, and how far each is from that."""
 EXACT = "float32"
+LONG_S = 10.0
+"""A picture that takes longer is timed once in a turn."""
 
 
 class NotHere(Exception):  # noqa: N818 - nothing went wrong
@@ -34,7 +36,7 @@ class NotHere(Exception):  # noqa: N818 - nothing went wrong
 @dataclass(frozen=True)
 class Plan:
     """What is run. `painters`: by model. `sensors`: opens what reads the card, or says why nothing
-    does. `turns`: of each way; `pictures`: timed in a turn. `told`: progress.
+    does. `turns`: of each way; `pictures`: timed in a turn, if they are short. `told`: progress.
     """
 
     workloads: Sequence[Workload]
@@ -50,9 +52,12 @@ class Plan:
 
 @dataclass
 class _Tally:
-    """A way's shots. `first_s`: its first picture in this process."""
+    """A way's shots. `first_s`: its first picture in this process; `pictures`: timed in each turn,
+    0 before the first.
+    """
 
     shots: list[Shot] = field(default_factory=list)
+    pictures: int = 0
     sensors: list[Summary] = field(default_factory=list)
     first_s: float = NAN
     peak_mib: float = NAN
@@ -91,8 +96,7 @@ def _of_workload(plan: Plan, workload: Workload) -> Iterator[Row]:
         pictures[EXACT] = exact
     plan.keep(workload, pictures, distances)
     for name, tally in tallies.items():
-        count = plan.pictures * workload.batch
-        yield from _finished(workload, name, tally, distances.get(name), absent, count)
+        yield from _finished(workload, name, tally, distances.get(name), absent)
 
 
 def _exact(
@@ -131,7 +135,11 @@ def _take_turn(
                 tally.first_s = first.seconds
             peak, watch = Peak(painter.device), Watch(plan.sensors())
             with watch.looking():
-                shots = [painter.paint(workload, plan.prompts) for _ in range(plan.pictures)]
+                shots = [painter.paint(workload, plan.prompts)]
+                if not tally.pictures:
+                    tally.pictures = plan.pictures if shots[0].seconds < LONG_S else 1
+                for _ in range(tally.pictures - 1):
+                    shots.append(painter.paint(workload, plan.prompts))
             tally.shots += shots
             tally.sensors.append(watch.summary())
             tally.peak_mib, tally.ran = peak.mib(), ran()
@@ -149,9 +157,7 @@ def _finished(
     tally: _Tally,
     apart: quality.Distance | None,
     absent: str,
-    pictures: int,
 ) -> Iterator[Row]:
-    """`pictures`: of a turn."""
     row = Row("picture", workload.name, name, "s", reason=tally.reason)
     if not tally.shots:
         yield row
@@ -168,7 +174,7 @@ def _finished(
         ran=tally.ran,
         reason="",
         note="; ".join(filter(None, (ended, tally.trouble, absent))),
-        **measured_power(tally.sensors, pictures),
+        **measured_power(tally.sensors, tally.pictures * workload.batch),
     )
     if apart is not None:
         row = replace(row, psnr=apart.psnr, ssim=apart.ssim, flip=apart.flip, largest=apart.largest)
