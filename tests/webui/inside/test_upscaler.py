@@ -519,7 +519,8 @@ def test_odd_and_tiny_pictures(webui: WebUI, size: tuple[int, int]) -> None:
 def test_a_network_of_other_channels_ends_in_the_webuis_error(webui: WebUI, channels: int) -> None:
     """The WebUI gives each network three."""
     model = data_of(webui).scaler.load_model(data_of(webui).data_path)
-    model._model = type(model.model)(channels, channels, 8, 2, 2)
+    shape = {"num_in_ch": channels, "num_out_ch": channels, "num_feat": 8, "num_conv": 2}
+    model._model = type(model.model)(**shape, upscale=2)
     walk = webui.upscaler_utils.upscale_with_model
     for call in (walk, walk.theirs):
         with pytest.raises(RuntimeError, match=f"to have {channels} channels, but got 3"):

@@ -36,6 +36,7 @@ class ModelLoader:
         features, channels = state["body.0.weight"].shape[:2]
         last = max(int(key.split(".")[1]) for key in state)
         scale = round((len(state[f"body.{last}.bias"]) / channels) ** 0.5)
-        network = SRVGGNetCompact(channels, channels, features, (last - 2) // 2, scale)
+        shape = {"num_in_ch": channels, "num_out_ch": channels, "num_feat": features}
+        network = SRVGGNetCompact(**shape, num_conv=(last - 2) // 2, upscale=scale)
         network.load_state_dict(state)
         return ImageModelDescriptor(network, scale, channels)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 class SRVGGNetCompact(nn.Module):
     def __init__(
-        self, num_in_ch=3, num_out_ch=3, num_feat=64, num_conv=16, upscale=4, act_type="prelu"
+        self, *, num_in_ch=3, num_out_ch=3, num_feat=64, num_conv=16, upscale=4, act_type="prelu"
     ):
         super().__init__()
         self.upscale = upscale
