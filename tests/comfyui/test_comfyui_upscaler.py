@@ -220,7 +220,9 @@ def test_channels_that_are_not_three_are_comfyuis(
 ) -> None:
     """A grey picture's channel is there three times, all others end in ComfyUI's error."""
     kind = comfy.nodes.NODE_CLASS_MAPPINGS["ImageUpscaleWithModel"]
-    model = type(model)(upscaler_models.settle(type(model.model)(taken, taken, 8, 2, 2)), 2, taken)
+    shape = {"num_in_ch": taken, "num_out_ch": taken, "num_feat": 8, "num_conv": 2}
+    network = upscaler_models.settle(type(model.model)(**shape, upscale=2))
+    model = type(model)(network, 2, taken)
     image = pictures(1)[..., [0] * given]
     if (taken, given) == (1, 1):
         assert torch.equal(by_node(model, image), kind.execute(model, image)[0])
@@ -233,8 +235,7 @@ def test_channels_that_are_not_three_are_comfyuis(
     if taken == given:
         assert said == f"Upscaler: it gives {taken} channels, ComfyUI's node 3"
     else:
-        shape = (given, 13, 21)
-        shown = f"a picture of shape {shape} does not have the network's {taken} channels"
+        shown = f"a picture of shape {(given, 13, 21)} does not have the network's {taken} channels"
         assert said == f"Upscaler: {shown}"
 
 
