@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from lib_rocm_sd.lab.upscaler_models import SWINIR_M, RRDBNet, settle
+from lib_rocm_sd.lab.upscaler_models import SWINIR_M, RRDBNet, level, settle
 from tools.webui_client import PICTURE, ROOT, SCRIPT, Client, Pixels, serving
 
 SMALL_SWINIR = {**SWINIR_M, "embed_dim": 60, "depths": [2], "num_heads": [6]}
@@ -56,7 +56,8 @@ def write_models(folder: Path, small: bool) -> list[str]:
         place.mkdir(parents=True)
         file = place / f"{name}.pth"
         # The WebUI refuses the names of what newer versions put into the archive.
-        torch.save(settle(module).state_dict(), file, _use_new_zipfile_serialization=False)
+        state = level(settle(module)).state_dict()
+        torch.save(state, file, _use_new_zipfile_serialization=False)
     return [name for _, name in models]
 
 
@@ -64,8 +65,6 @@ class Enlarging(Client):
     """Makes hires fixes in one WebUI."""
 
     answer_s = 600.0
-    may_wait = True
-    """Whether kernels may still be being tried, so that a network is the WebUI's."""
 
     def enlarge(self, upscaler: str, args: list[Any], asked: argparse.Namespace) -> dict[str, Any]:
         """One picture: its pixels, seconds, and what of it was upscaling."""
@@ -79,8 +78,6 @@ class Enlarging(Client):
             }
         )
         (resized,) = (each for each in self.ask("probe/take") if each["kind"] == "resize")
-        if args == WAYS[AUTO] and not self.may_wait and 'ROCm SD Upscaler: "Auto' not in made.ours:
-            raise RuntimeError(f"{upscaler} was not ours: {made.ours}; see the console")
         return {
             **{"upscaling_s": resized["s"], "peak_mib": resized["peak_mib"]},
             **{"picture_s": made.seconds, "infotext": made.ours, "pixels": made.frames[0]},
@@ -90,18 +87,19 @@ class Enlarging(Client):
 def measured(
     webui: Enlarging, upscaler: str, way: str, off: Pixels | None, asked: argparse.Namespace
 ) -> dict[str, Any]:
-    """A row: medians of several pictures after a first one, which is told apart."""
+    """A row: medians of several pictures after a first one, which is told apart. RuntimeError where
+    Auto was not ours.
+    """
     args = WAYS[way]
     first = webui.enlarge(upscaler, args, asked)
     each = [webui.enlarge(upscaler, args, asked) for _ in range(asked.pictures)]
-    pixels: Pixels = each[-1].pop("pixels")
+    pixels, said = each[-1].pop("pixels"), each[-1]["infotext"]
+    if way == AUTO and 'ROCm SD Upscaler: "Auto' not in said:
+        raise RuntimeError(f"{upscaler} was not ours: {said}; see the console")
     return {
         **{"upscaler": upscaler, "way": way, **each[-1]},
-        **{
-            name: statistics.median(one[name] for one in each)
-            for name in ("upscaling_s", "picture_s")
-        },
-        **{f"{name}_each": [one[name] for one in each] for name in ("upscaling_s", "picture_s")},
+        **{name: statistics.median(one[name] for one in each) for name in TIMES},
+        **{f"{name}_each": [one[name] for one in each] for name in TIMES},
         "first_picture_s": first["picture_s"],
         "apart": None if off is None else int(abs(pixels - off).max()),
         "pixels": pixels,
@@ -133,9 +131,7 @@ def main(argv: list[str]) -> int:
         ) as running:
             webui = Enlarging(running, begin)
             for upscaler in upscalers:
-                webui.may_wait = True
                 webui.settle(partial(webui.enlarge, upscaler, WAYS[AUTO], asked))
-                webui.may_wait = False
                 off: Pixels | None = None
                 for way in WAYS:
                     row = measured(webui, upscaler, way, off, asked)

@@ -73,7 +73,7 @@ def transformer(
     h, x = into_tokens(parts, calls, call.x)
     frames = torch.arange(still.shape[1], device=x.device).repeat(len(still))
     places = called(parts.place, frames, {"dtype": x.dtype})[:, None]
-    share = _share(parts.mixer._parameters["mix_factor"], still, x)  # type: ignore[arg-type]
+    share = _share(parts.mixer.get_parameter("mix_factor"), still, x)
     means.weights.host_runs()  # blocks may be the host's
     for index, (own, over) in enumerate(zip(parts.blocks, parts.blocks[count:], strict=False)):
         h = called(own, h, call.given(index))
